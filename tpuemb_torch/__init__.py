@@ -1,0 +1,82 @@
+"""TensorFlow's TPU embedding layer on PyTorch and TorchRec.
+
+`load_config` reads a TPUEmbeddingConfiguration without torch; everything else is imported at first use and needs
+torch, torchrec and fbgemm.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tpuemb_torch.config import (
+    Config,
+    ConfigError,
+    Feature,
+    LearningRate,
+    Limits,
+    Optimizer,
+    Quantization,
+    Table,
+    load_config,
+    save_config,
+)
+
+if TYPE_CHECKING:
+    from tpuemb_torch import checkpoint, models, ops
+    from tpuemb_torch.collection import TPUEmbeddingBagCollection
+    from tpuemb_torch.embedding import TPUEmbedding, shard, sharders
+    from tpuemb_torch.preprocessing import DeduplicationData, InputError, Ragged, Sparse
+
+__version__ = "0.1.0"
+
+_TORCHREC_NAMES = {
+    "TPUEmbedding": "tpuemb_torch.embedding",
+    "TPUEmbeddingBagCollection": "tpuemb_torch.collection",
+    "DeduplicationData": "tpuemb_torch.preprocessing",
+    "InputError": "tpuemb_torch.preprocessing",
+    "Ragged": "tpuemb_torch.preprocessing",
+    "Sparse": "tpuemb_torch.preprocessing",
+    "shard": "tpuemb_torch.embedding",
+    "sharders": "tpuemb_torch.embedding",
+}
+_MODULES = ("checkpoint", "models", "ops")
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "DeduplicationData",
+    "Feature",
+    "InputError",
+    "LearningRate",
+    "Limits",
+    "Optimizer",
+    "Quantization",
+    "Ragged",
+    "Sparse",
+    "TPUEmbedding",
+    "TPUEmbeddingBagCollection",
+    "Table",
+    "checkpoint",
+    "load_config",
+    "models",
+    "ops",
+    "save_config",
+    "shard",
+    "sharders",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _TORCHREC_NAMES and name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tpuemb_torch._requirements import require_torchrec
+
+    require_torchrec()
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    return getattr(import_module(_TORCHREC_NAMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

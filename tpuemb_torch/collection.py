@@ -1,0 +1,200 @@
+"""TPUEmbeddingBagCollection: a TorchRec EmbeddingBagCollection made from a TPUEmbeddingConfiguration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from tpuemb_torch.config import Config, Table, load_config
+from tpuemb_torch.kernels import StepSource, StoredPart, TableBatchedEmbedding, TablePart, check_kernel, group_key
+from tpuemb_torch.preprocessing import (
+    COMBINERS,
+    ID_POLICIES,
+    InputError,
+    Key,
+    KeyedPreparation,
+    PreparedInput,
+    SlotLayout,
+)
+
+GRADIENT_REDUCTIONS = ("sum", "mean")
+Combiners = Sequence[str] | Mapping[str, str] | None
+
+
+class TPUEmbeddingBagCollection(EmbeddingBagCollection):
+    """Pooled embedding tables with the proto's optimizers fused into the backward pass.
+
+    A drop-in `torchrec.EmbeddingBagCollection`: KeyedJaggedTensor in, KeyedTensor out.  Keys are the feature names;
+    a feature with several samples per batch entry has several keys, `name#0`, `name#1`, ... (see `SlotLayout`).
+    `backward()` steps every row that the forward looked up; weights are float32 and frozen for other optimizers.
+
+    Args:
+        config: a `Config`, or anything `load_config` takes.
+        combiners: "sum", "mean" or "sqrtn" per table: a sequence in table order, or a mapping by table name (tables
+            left out: "sum"); None is "sum" for all.  They are not part of the proto.
+        device: where the tables live; "meta" allocates nothing, for sharding.
+        kernel: "auto" or "eager".
+        id_policy: what happens to ids outside the table: "error" | "drop" | "clamp".
+        gradient_reduction: "sum" over ranks (as on TPU) or "mean"; means nothing before sharding.
+        seed: seed of the initial weights.
+
+    Raises:
+        ConfigError: for a config that cannot be used.
+        ValueError: for a bad option.
+        NotImplementedError: for an optimizer that is not implemented.
+    """
+
+    def __init__(
+        self,
+        config: Config | Any,
+        combiners: Combiners = None,
+        *,
+        device: str | torch.device = "cpu",
+        kernel: str = "auto",
+        id_policy: str = "error",
+        gradient_reduction: str = "sum",
+        seed: int = 0,
+    ) -> None:
+        config = config if isinstance(config, Config) else load_config(config)
+        check_kernel(kernel)
+        _check_option("id_policy", id_policy, ID_POLICIES)
+        _check_option("gradient_reduction", gradient_reduction, GRADIENT_REDUCTIONS)
+        combiner_of = resolve_combiners(config, combiners)
+        layout = SlotLayout(config)
+        keys_of: dict[str, list[Key]] = {table.name: [] for table in config.tables}
+        for feature, names in zip(config.features, layout.keys, strict=True):
+            table = feature.table
+            keys_of[table.name] += [
+                Key(name, feature.name, table.name, table.vocabulary_size, combiner_of[table.name]) for name in names
+            ]
+        tables = in_group_order(config.tables)
+        super().__init__(
+            tables=[
+                EmbeddingBagConfig(
+                    name=table.name,
+                    num_embeddings=table.vocabulary_size,
+                    embedding_dim=table.dimension,
+                    feature_names=[key.name for key in keys_of[table.name]],
+                    # Gains make every combiner a weighted sum.
+                    pooling=PoolingType.SUM,
+                )
+                for table in tables
+            ],
+            is_weighted=True,
+            device=torch.device("meta"),
+        )
+        self.config = config
+        self.layout = layout
+        self.id_policy = id_policy
+        self.gradient_reduction = gradient_reduction
+        self.seed = seed
+        self.keys = [key for table in tables for key in keys_of[table.name]]
+        self.preparation = KeyedPreparation(self.keys, id_policy)
+        self.steps = StepSource(config.num_learning_rates)
+        feature_parts = [index for index, table in enumerate(tables) for _ in keys_of[table.name]]
+        self._device = torch.device(device)
+        self.kernel = TableBatchedEmbedding(
+            [TablePart.whole(table) for table in tables], feature_parts, self._device, seed, self.steps
+        )
+        self._dims = self.kernel.feature_dims
+        self._link_weights()
+
+    def forward(self, features: KeyedJaggedTensor | PreparedInput) -> KeyedTensor:
+        """Looks up a batch.
+
+        Args:
+            features: raw ids and (optional) weights by key; keys beyond the collection's are ignored.
+
+        Returns:
+            `[batch, sum of dims]` float32 by key, in the order of `self.keys`.
+
+        Raises:
+            InputError: for a malformed batch; nothing is looked up then.
+        """
+        prepared = features if isinstance(features, PreparedInput) else self.prepare(features)
+        kjt = prepared.kjt
+        values = self.kernel(kjt.values(), kjt.offsets(), kjt.weights_or_none())
+        return KeyedTensor(self.preparation.names, self._dims, values)
+
+    def prepare(self, kjt: KeyedJaggedTensor, combiners: Mapping[str, str] | None = None) -> PreparedInput:
+        """Checks a batch and turns weights into gains; `forward` does it where it was not done."""
+        return self.preparation(kjt, combiners)
+
+    def reject(self, error: InputError) -> None:
+        """Raises an error found in a batch before it reached the collection."""
+        raise error
+
+    def set_learning_rates(self, rates: Sequence[float | Tensor]) -> None:
+        """Sets the dynamic learning rates by tag, for all backwards until the next call."""
+        self.steps.set_rates(rates)
+
+    def stored(self) -> list[StoredPart]:
+        """The parts of the tables held in this process, with live views."""
+        return self.kernel.stored()
+
+    @property
+    def process_group(self) -> None:
+        """None: the tables are not sharded."""
+        return None
+
+    def reset_parameters(self) -> None:
+        """Writes the initial weights and slots again (and allocates nothing)."""
+        if self._device.type != "meta":
+            self.kernel.reset_parameters(self.seed)
+
+    def _link_weights(self) -> None:
+        """Makes `embedding_bags.<table>.weight` views of the kernel's buffers."""
+        for stored in self.kernel.stored():
+            bag = self.embedding_bags[stored.part.table.name]
+            bag.weight = nn.Parameter(stored.tensors["parameters"], requires_grad=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TPUEmbeddingBagCollection:
+        if fn(torch.empty(0)).dtype != torch.float32:
+            raise TypeError("tables and slots of the TPU embedding layer are float32; they cannot change dtype")
+        super()._apply(fn, recurse)
+        self._device = self.kernel.feature_starts.device
+        self._link_weights()
+        return self
+
+
+def resolve_combiners(config: Config, combiners: Combiners) -> dict[str, str]:
+    """Combiner of every table by name.
+
+    Raises:
+        ValueError: for an unknown combiner or table, or a wrong number.
+    """
+    names = [table.name for table in config.tables]
+    if combiners is None:
+        combiners = {}
+    if isinstance(combiners, str):
+        raise ValueError(f"combiners must be one per table (sequence or mapping), got the string {combiners!r}")
+    if not isinstance(combiners, Mapping):
+        if len(combiners) != len(names):
+            raise ValueError(f"{len(combiners)} combiners for {len(names)} tables ({', '.join(names)}): give one each")
+        combiners = dict(zip(names, combiners, strict=True))
+    unknown = [name for name in combiners if name not in names]
+    if unknown:
+        raise ValueError(f"combiners for unknown tables {unknown}: the config has {names}")
+    for name, combiner in combiners.items():
+        if combiner not in COMBINERS:
+            raise ValueError(f"table {name!r}: combiner {combiner!r} is not one of {', '.join(COMBINERS)}")
+    return {name: combiners.get(name, "sum") for name in names}
+
+
+def in_group_order(tables: Sequence[Table]) -> list[Table]:
+    """Tables ordered so that those which can share a kernel group are neighbours; otherwise as given."""
+    first: dict[object, int] = {}
+    for index, table in enumerate(tables):
+        first.setdefault(group_key(table.optimizer, table.dimension), index)
+    return sorted(tables, key=lambda table: first[group_key(table.optimizer, table.dimension)])
+
+
+def _check_option(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}: choose one of {', '.join(choices)}")

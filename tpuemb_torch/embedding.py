@@ -1,0 +1,310 @@
+"""TPUEmbedding: the embedding layer of a TPUEmbeddingConfiguration as a torch module."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec.distributed.types import Awaitable
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
+from tpuemb_torch.collection import Combiners, TPUEmbeddingBagCollection, resolve_combiners
+from tpuemb_torch.config import Config, load_config
+from tpuemb_torch.kernels.step_inputs import check_rates
+from tpuemb_torch.preprocessing import DeduplicationData, InputError, PreparedInput, deduplicate
+from tpuemb_torch.sharding import Plan, ShardedTPUEmbeddingBagCollection, TPUEmbeddingSharder, shard_collection
+from tpuemb_torch.sharding import parameters as parameter_io
+from tpuemb_torch.sharding.parameters import Parameters
+from tpuemb_torch.step_protocol import BatchQueue, check_deduplication_data, check_gradients, resolve_mode
+
+__all__ = ["TPUEmbedding", "TPUEmbeddingBagCollection", "shard", "sharders"]
+
+Collection = TPUEmbeddingBagCollection | ShardedTPUEmbeddingBagCollection
+
+
+class TPUEmbedding(nn.Module):
+    """The embedding layer that a TPUEmbeddingConfiguration describes.
+
+    Called on features, it returns activations by feature name, and `loss.backward()` applies the config's
+    optimizers to the rows looked up.  A program written for TensorFlow's ops uses the step protocol instead:
+    `enqueue`, `recv_activations`, `send_gradients`.
+
+    Args:
+        config: a `Config`, or anything `load_config` takes.
+        combiners: see `TPUEmbeddingBagCollection`, as the others.
+        device: where the tables live.
+        kernel: "auto" or "eager".
+        id_policy: "error" | "drop" | "clamp".
+        gradient_reduction: "sum" | "mean" over ranks.
+        seed: seed of the initial weights.
+    """
+
+    collection: Collection
+
+    def __init__(
+        self,
+        config: Config | Any,
+        combiners: Combiners = None,
+        *,
+        device: str | torch.device = "cpu",
+        kernel: str = "auto",
+        id_policy: str = "error",
+        gradient_reduction: str = "sum",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        config = config if isinstance(config, Config) else load_config(config)
+        self._use(
+            TPUEmbeddingBagCollection(
+                config,
+                combiners,
+                device=device,
+                kernel=kernel,
+                id_policy=id_policy,
+                gradient_reduction=gradient_reduction,
+                seed=seed,
+            )
+        )
+        if config.pipeline_execution_with_tensor_core:
+            warnings.warn(
+                "pipeline_execution_with_tensor_core is set, but steps run one after the other: each lookup sees "
+                "all updates of the steps before it",
+                stacklevel=2,
+            )
+
+    def _use(self, collection: Collection) -> None:
+        self.collection = collection
+        self.config = collection.config
+        self._layout = collection.layout
+        self._queue = BatchQueue()
+        self._column_cache: dict[tuple[str, ...], tuple[list[str], list[int]]] = {}
+        self._table_numbers = {table.name: index for index, table in enumerate(self.config.tables)}
+
+    # The module: features in, activations out.
+
+    def forward(self, features: object) -> dict[str, Tensor]:
+        """Looks up a batch.
+
+        Args:
+            features: one input per feature: a mapping by feature name, a sequence in the config's order, or a
+                `KeyedJaggedTensor`.  An input is a dense int32/int64 tensor, `Sparse`, `Ragged`, a torchrec
+                `JaggedTensor`, a torch sparse COO or a torch jagged nested tensor.  With one axis more than the
+                feature's `input_shape`, its last axis is combined (bags); with as many, each id is looked up by
+                itself (sequences: what is missing is zero, what lies beyond the last step is dropped).  In a
+                config without feature_descriptor, the samples of a table are its output rows
+                `b * num_features + f`; a list of `num_features` inputs does too.
+
+        Returns:
+            float32 activations by feature name, `[batch, *input_shape[1:], dim]`.  Their backward applies the
+            optimizers, unless the module is in eval mode, gradients are off or the config's mode is INFERENCE.
+
+        Raises:
+            InputError: for a malformed batch; it changes nothing.
+        """
+        prepared, shapes = self._prepare(features)
+        train = self.training and torch.is_grad_enabled() and self.config.mode != "inference"
+        with torch.set_grad_enabled(train):
+            activations = self._look_up(prepared, shapes)
+        return dict(zip((feature.name for feature in self.config.features), activations, strict=True))
+
+    def set_learning_rates(self, learning_rates: Sequence[float | Tensor]) -> None:
+        """Sets the dynamic learning rates, one scalar per tag, for the backwards from here on.
+
+        Raises:
+            ValueError: for a wrong number, or one that is not a finite scalar.
+        """
+        self.collection.set_learning_rates(learning_rates)
+
+    # The step protocol: what the ops do.
+
+    def enqueue(self, features: object, mode: str = "unspecified") -> None:
+        """Adds a batch to the queue.
+
+        Args:
+            features: as for `forward`.
+            mode: "unspecified" (the config's) | "train" | "training" | "inference" | "backward_pass_only".
+
+        Raises:
+            InputError: for a malformed batch.
+            ValueError: for an unknown mode, or training of an INFERENCE config.
+            RuntimeError: if too many batches wait already.
+        """
+        self.enqueue_with_combiners(features, mode, None)
+
+    def enqueue_with_combiners(self, features: object, mode: str, combiners: Sequence[str] | None) -> None:
+        """`enqueue`, with combiners per table for this batch (None: those of the module), as the ops give them."""
+        mode = resolve_mode(mode, self.config.mode)
+        by_table = None if combiners is None else resolve_combiners(self.config, combiners)
+        self._queue.enqueue(mode, *self._prepare(features, by_table))
+
+    def recv_activations(self, deduplication_data: DeduplicationData | None = None) -> list[Tensor]:
+        """Activations of the next batch, in the config's order; float32, without gradient.
+
+        Args:
+            deduplication_data: that of the batch, if at hand.
+
+        Raises:
+            RuntimeError: if no batch waits.
+            ValueError: for the deduplication data of another batch.
+        """
+        batch = self._queue.to_receive()
+        check_deduplication_data(deduplication_data, batch, "recv")
+        with torch.set_grad_enabled(batch.mode == "training"):
+            activations = self._look_up(batch.prepared, batch.shapes)
+        self._queue.mark_received(batch, activations)
+        return [activation.detach() for activation in activations]
+
+    def recv_deduplication_data(self) -> DeduplicationData:
+        """Deduplication data of the batch that the next `recv_activations` returns."""
+        batch = self._queue.to_receive()
+        return deduplicate(batch.number, batch.prepared, self.collection.keys, self._table_numbers)
+
+    def send_gradients(
+        self,
+        gradients: Sequence[Tensor | None],
+        learning_rates: Sequence[float | Tensor] = (),
+        deduplication_data: DeduplicationData | None = None,
+    ) -> None:
+        """Applies the optimizers with the gradients of the oldest received batch.
+
+        Args:
+            gradients: one float32 tensor per activation, of its shape, in the same order; None is a zero gradient,
+                which is applied (momentum moves rows, for instance).
+            learning_rates: one scalar per dynamic tag.
+            deduplication_data: that of the batch, if at hand.
+
+        Raises:
+            ValueError, TypeError: for a wrong count, shape, dtype or batch; no table changes then.
+            RuntimeError: if no batch waits for gradients.
+        """
+        batch = self._queue.to_send()
+        check_deduplication_data(deduplication_data, batch, "send")
+        names = [feature.name for feature in self.config.features]
+        full_shapes = [
+            (*shape, feature.table.dimension) for shape, feature in zip(batch.shapes, self.config.features, strict=True)
+        ]
+        checked = check_gradients(gradients, names, full_shapes)
+        check_rates(learning_rates, self.config.num_learning_rates)
+        self.collection.set_learning_rates(learning_rates)
+        activations = batch.activations
+        if batch.mode == "backward_pass_only":
+            with torch.enable_grad():
+                activations = self._look_up(batch.prepared, batch.shapes)
+        self._queue.done(batch)
+        torch.autograd.backward(
+            activations, [g.to(a.device) for g, a in zip(checked, activations, strict=True)]
+        )
+
+    # Parameters.
+
+    def load_parameters(
+        self, parameters: Mapping[str, Mapping[str, object]], num_shards: int = 1, shard_id: int = 0
+    ) -> None:
+        """Writes tables and slots; in a job of several ranks, all must call it.
+
+        Args:
+            parameters: `{table: {"parameters": t, "accumulators": t, ...}}`, float `[rows of the shard, dim]` each.
+                Tables and slots left out keep their values.
+            num_shards: into how many DIV or MOD shards (as the config says) the tables are cut.
+            shard_id: which of them this is; ranks may give different ones.
+
+        Raises:
+            ValueError, TypeError: for an unknown table or slot, or a wrong shape or dtype; nothing is written then.
+        """
+        parameter_io.load(
+            self.config, self.collection.stored(), parameters, num_shards, shard_id, self.collection.process_group
+        )
+
+    def retrieve_parameters(
+        self, tables: Sequence[str] | None = None, num_shards: int = 1, shard_id: int = 0
+    ) -> Parameters:
+        """Reads tables and slots; in a job of several ranks, all must call it.
+
+        Args:
+            tables: names; None is all.
+            num_shards: as for `load_parameters`.
+            shard_id: which shard this rank wants.
+
+        Returns:
+            `{table: {"parameters": t, "accumulators": t, ...}}`, new CPU float32 tensors.
+        """
+        return parameter_io.retrieve(
+            self.config, self.collection.stored(), tables, num_shards, shard_id, self.collection.process_group
+        )
+
+    # Inside.
+
+    def _prepare(
+        self, features: object, combiners: Mapping[str, str] | None = None
+    ) -> tuple[PreparedInput, list[tuple[int, ...]]]:
+        try:
+            bags = self._layout.bags(features)
+            prepared = self.collection.prepare(self._layout.assemble(bags), combiners)
+        except InputError as error:
+            self.collection.reject(error)
+            raise
+        return prepared, [feature_bags.shape for feature_bags in bags]
+
+    def _look_up(self, prepared: PreparedInput, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        out = self.collection(prepared)
+        keyed: KeyedTensor = out.wait() if isinstance(out, Awaitable) else out
+        order, widths = self._columns(tuple(keyed.keys()))
+        by_feature = dict(zip(order, keyed.values().split(widths, dim=1), strict=True))
+        activations = []
+        for feature, shape in zip(self.config.features, shapes, strict=True):
+            samples = by_feature[feature.name].reshape(-1, feature.table.dimension)
+            activations.append(samples[: prod(shape)].reshape(*shape, feature.table.dimension))
+        return activations
+
+    def _columns(self, keys: tuple[str, ...]) -> tuple[list[str], list[int]]:
+        """Features in the order of the collection's columns, and how many columns each has."""
+        if keys not in self._column_cache:
+            key_info = {key.name: key for key in self.collection.keys}
+            dimension = {feature.name: feature.table.dimension for feature in self.config.features}
+            widths: dict[str, int] = {}
+            for key in keys:
+                feature = key_info[key].feature
+                widths[feature] = widths.get(feature, 0) + dimension[feature]
+            self._column_cache[keys] = list(widths), list(widths.values())
+        return self._column_cache[keys]
+
+
+def shard(
+    embedding: TPUEmbedding,
+    plan: Plan = "auto",
+    process_group: dist.ProcessGroup | None = None,
+    device: str | torch.device | None = None,
+) -> TPUEmbedding:
+    """Shards an embedding layer over the ranks of a process group (collective).
+
+    Args:
+        embedding: the unsharded layer, equal on all ranks; on device "meta" it needs no memory.  It is left as it is.
+        plan: "auto" (TorchRec's planner), "row_wise", "table_wise", "column_wise", a mapping of these by table name,
+            or a TorchRec plan.
+        process_group: default: the world.
+        device: where this rank's part lives; default: the CPU, or the current CUDA device under NCCL.
+
+    Returns:
+        A new layer with the same parameters and slots, spread over the ranks.
+
+    Raises:
+        RuntimeError: without an initialised process group.
+        ValueError: for a plan that does not fit.
+    """
+    if not isinstance(embedding.collection, TPUEmbeddingBagCollection):
+        raise ValueError("the embedding is sharded already; retrieve and load its parameters to shard it otherwise")
+    sharded = TPUEmbedding.__new__(TPUEmbedding)
+    nn.Module.__init__(sharded)
+    where = None if device is None else torch.device(device)
+    sharded._use(shard_collection(embedding.collection, plan, process_group, where))
+    return sharded
+
+
+def sharders() -> list[TPUEmbeddingSharder]:
+    """Sharders for `torchrec.distributed.DistributedModelParallel(model, sharders=tpuemb_torch.sharders())`."""
+    return [TPUEmbeddingSharder()]

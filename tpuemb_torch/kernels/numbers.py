@@ -1,0 +1,98 @@
+"""The numbers of a step (rates, decay, limits) as tensors: tables that differ only in them share one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tpuemb_torch.config import Limits, Optimizer
+from tpuemb_torch.optimizers import StepNumbers
+
+
+class TableNumbers(nn.Module):
+    """Per-table numbers of a group, `[tables]` float32 each; `step` turns them into those of one step."""
+
+    constant_rates: Tensor
+    rate_tags: Tensor
+    step_tags: Tensor
+    decay: Tensor
+    decay_by_rate: Tensor
+    gradient_limits: Tensor
+    weight_limits: Tensor
+
+    def __init__(self, optimizers: Sequence[Optimizer], device: torch.device) -> None:
+        super().__init__()
+        #: Whether the same numbers hold for all tables of the group: then they are 0-dim, else one a row.
+        self.uniform = len({_numbers_of(o) for o in optimizers}) == 1
+        self.dynamic = any(o.learning_rate.tag is not None or o.step_counter_tag is not None for o in optimizers)
+        self.clips_gradients = any(o.gradient_clipping_limits.active for o in optimizers)
+        self.clips_weights = any(o.clipping_limits.active for o in optimizers)
+        self.decays = any(o.weight_decay_factor != 0 for o in optimizers)
+        self.counts_steps = any(o.step_counter_tag is not None for o in optimizers)
+
+        def register(name: str, values: Sequence[object], dtype: torch.dtype = torch.float32) -> None:
+            self.register_buffer(name, torch.tensor(values, dtype=dtype, device=device), persistent=False)
+
+        register("constant_rates", [o.learning_rate.constant or 0.0 for o in optimizers])
+        register("rate_tags", [-1 if o.learning_rate.tag is None else o.learning_rate.tag for o in optimizers], torch.int64)
+        register("step_tags", [0 if o.step_counter_tag is None else o.step_counter_tag for o in optimizers], torch.int64)
+        register("decay", [o.weight_decay_factor for o in optimizers])
+        register("decay_by_rate", [o.multiply_weight_decay_factor_by_learning_rate for o in optimizers], torch.bool)
+        register("gradient_limits", [_bounds(o.gradient_clipping_limits) for o in optimizers])
+        register("weight_limits", [_bounds(o.clipping_limits) for o in optimizers])
+
+    def step(self, rates: Tensor) -> StepNumbers:
+        """Numbers of one step, `[tables]` each.
+
+        Args:
+            rates: float32 `[num_learning_rates]`, the dynamic inputs by tag.
+        """
+        lr = self.constant_rates
+        if self.dynamic:
+            lr = torch.where(self.rate_tags >= 0, rates[self.rate_tags.clamp(min=0)], lr)
+        decay = None
+        if self.decays:
+            decay = torch.where(self.decay_by_rate, self.decay * lr, self.decay)
+        return StepNumbers(
+            lr=lr,
+            decay=decay,
+            gradient_lower=self.gradient_limits[:, 0] if self.clips_gradients else None,
+            gradient_upper=self.gradient_limits[:, 1] if self.clips_gradients else None,
+            weight_lower=self.weight_limits[:, 0] if self.clips_weights else None,
+            weight_upper=self.weight_limits[:, 1] if self.clips_weights else None,
+            step=rates[self.step_tags] if self.counts_steps else None,
+        )
+
+    def of_rows(self, numbers: StepNumbers, row_starts: Tensor, rows: Tensor) -> StepNumbers:
+        """The numbers for some rows of the group: 0-dim if uniform, else `[rows, 1]`.
+
+        Args:
+            numbers: from `step`.
+            row_starts: int64 `[tables + 1]`, first row of each table in the group's buffer.
+            rows: int64 `[n]`, rows of the buffer.
+        """
+        if self.uniform:
+            return _map(numbers, lambda value: value[0])
+        table = torch.searchsorted(row_starts[1:], rows, right=True)
+        return _map(numbers, lambda value: value[table][:, None])
+
+
+def _numbers_of(optimizer: Optimizer) -> tuple[object, ...]:
+    return (
+        optimizer.learning_rate,
+        optimizer.step_counter_tag,
+        optimizer.weight_decay_factor,
+        optimizer.multiply_weight_decay_factor_by_learning_rate,
+        optimizer.gradient_clipping_limits,
+        optimizer.clipping_limits,
+    )
+
+
+def _bounds(limits: Limits) -> tuple[float, float]:
+    return limits.lower, limits.upper
+
+
+def _map(numbers: StepNumbers, function: Callable[[Tensor], Tensor]) -> StepNumbers:
+    return StepNumbers(*(None if value is None else function(value) for value in numbers))  # type: ignore[arg-type]

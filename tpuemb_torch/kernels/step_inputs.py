@@ -1,0 +1,79 @@
+"""What a backward needs besides gradients: the dynamic rates, and how the ranks' gradients add up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class StepInputs(NamedTuple):
+    """The inputs of one step.
+
+    Attributes:
+        rates: float32 `[num_learning_rates]`, dynamic inputs by tag.
+        scale: factor on the gradient that arrives at the kernel.
+        cores: number of cores whose batches the kernel sees, one after the other.
+    """
+
+    rates: Tensor
+    scale: float
+    cores: int
+
+
+class StepSource:
+    """Holds the inputs of the next step for all kernels of a collection.
+
+    Args:
+        num_learning_rates: number of dynamic tags.
+        cores: see `StepInputs`.
+        scale: gives the gradient scale at the time of the backward.
+    """
+
+    def __init__(self, num_learning_rates: int, cores: int = 1, scale: Callable[[], float] = lambda: 1.0) -> None:
+        self.num_learning_rates = num_learning_rates
+        self.cores = cores
+        self._scale = scale
+        self.rates = torch.empty(0) if num_learning_rates == 0 else None
+
+    def set_rates(self, rates: Sequence[float | Tensor]) -> None:
+        """Sets the dynamic inputs by tag.
+
+        Raises:
+            ValueError: for a wrong number of rates, or one that is not a finite scalar.
+            TypeError: for one that is not a number or a float32 tensor.
+        """
+        self.rates = check_rates(rates, self.num_learning_rates)
+
+    def __call__(self) -> StepInputs:
+        if self.rates is None:
+            raise RuntimeError(
+                f"the config has {self.num_learning_rates} dynamic learning rate(s): "
+                "call set_learning_rates() before the backward"
+            )
+        return StepInputs(self.rates, self._scale(), self.cores)
+
+
+def check_rates(rates: Sequence[float | Tensor], count: int) -> Tensor:
+    """Dynamic inputs as a float32 `[count]` tensor; raises as `StepSource.set_rates`."""
+    rates = list(rates)
+    if len(rates) != count:
+        raise ValueError(
+            f"{len(rates)} learning rates given, but the config has {count} dynamic tags: give one scalar per tag"
+        )
+    values = []
+    for tag, rate in enumerate(rates):
+        if isinstance(rate, Tensor):
+            if rate.dim() != 0:
+                raise ValueError(f"learning rate of tag {tag} must be a scalar (rank 0), got shape {list(rate.shape)}")
+            if rate.dtype != torch.float32:
+                raise TypeError(f"learning rate of tag {tag} must be float32, got {rate.dtype}")
+        elif isinstance(rate, bool) or not hasattr(rate, "__float__"):
+            raise TypeError(f"learning rate of tag {tag} must be a number, got {type(rate).__name__}")
+        value = float(rate)
+        if value != value or value in (float("inf"), float("-inf")):
+            raise ValueError(f"learning rate of tag {tag} is {value}: it must be finite")
+        values.append(value)
+    return torch.tensor(values, dtype=torch.float32)

@@ -1,0 +1,151 @@
+"""The kernel: all tables of this process (or of one TorchRec group), looked up and updated together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from tpuemb_torch.kernels.group import FusedLookup, TableGroup, group_key
+from tpuemb_torch.kernels.step_inputs import StepInputs
+from tpuemb_torch.kernels.tables import StoredPart, TablePart, fill_initial
+
+KERNELS = ("auto", "eager")
+
+
+def check_kernel(kernel: str) -> None:
+    """Raises ValueError for a kernel that there is not, naming those that there are."""
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel {kernel!r} is not available: choose one of {', '.join(KERNELS)}")
+
+
+class TableBatchedEmbedding(nn.Module):
+    """Table-batched lookup with the optimizers of the tables fused into its backward.
+
+    It has the surface of FBGEMM's table-batched embedding that TorchRec touches, so that it can stand in its
+    place.  Consecutive tables that agree in all but numbers form one `TableGroup`.
+
+    Args:
+        parts: the tables' parts held here, in order.
+        feature_parts: for each feature, the index of its part; ascending.
+        device: where the buffers live ("meta": nowhere).
+        seed: seed of the initial weights.
+        step_inputs: called in each backward.
+    """
+
+    feature_starts: Tensor
+
+    def __init__(
+        self,
+        parts: Sequence[TablePart],
+        feature_parts: Sequence[int],
+        device: torch.device,
+        seed: int,
+        step_inputs: Callable[[], StepInputs],
+    ) -> None:
+        super().__init__()
+        if list(feature_parts) != sorted(feature_parts):
+            raise ValueError(f"features must come in the order of their tables, got {list(feature_parts)}")
+        self.parts = list(parts)
+        self._step_inputs = step_inputs
+        runs = groupby(range(len(parts)), key=lambda i: group_key(parts[i].table.optimizer, len(parts[i].columns)))
+        members = [list(run) for _, run in runs]
+        self.groups = nn.ModuleList(TableGroup([parts[i] for i in run], device) for run in members)
+        first_rows = [row for group in self.table_groups() for row in group.first_rows[:-1]]
+        group_of = [number for number, run in enumerate(members) for _ in run]
+        # Features of a group are consecutive, as its tables are.
+        self.group_features = [0] * len(members)
+        for part in feature_parts:
+            self.group_features[group_of[part]] += 1
+        self.feature_dims = [len(parts[i].columns) for i in feature_parts]
+        starts = [first_rows[part] for part in feature_parts]
+        self.register_buffer("feature_starts", torch.tensor(starts, dtype=torch.int64, device=device), persistent=False)
+        # Makes the lookup a node of the graph although no tensor of the module requires grad.
+        self._handle = torch.empty(0, device=device, requires_grad=True)
+        if device.type != "meta":
+            self.reset_parameters(seed)
+
+    def table_groups(self) -> list[TableGroup]:
+        """The groups, in the order of the parts."""
+        return [group for group in self.groups if isinstance(group, TableGroup)]
+
+    def reset_parameters(self, seed: int) -> None:
+        """Writes the initial weights and slots."""
+        for group in self.table_groups():
+            slots = {slot.name: slot.initial for slot in group.rule.slots}
+            for stored in group.stored():
+                fill_initial(stored, slots, seed)
+
+    def stored(self) -> list[StoredPart]:
+        """The parts with live views of their weights and slots, in order."""
+        return [stored for group in self.table_groups() for stored in group.stored()]
+
+    def forward(
+        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
+        """Looks up weighted bags.
+
+        Args:
+            indices: int64 `[n]`, ids local to each part, feature-major.
+            offsets: int64 `[features * batch + 1]`.
+            per_sample_weights: float32 `[n]` gains, or None for 1.0 each.
+
+        Returns:
+            float32 `[batch, sum of the features' dims]`.
+        """
+        features = len(self.feature_dims)
+        if features == 0:
+            return torch.empty(0, 0, device=offsets.device)
+        batch = (offsets.numel() - 1) // features
+        bounds = offsets[:: batch] if batch else offsets.new_zeros(features + 1)
+        ids = indices + torch.repeat_interleave(self.feature_starts, bounds.diff(), output_size=indices.numel())
+        outputs = []
+        first = 0
+        for group, count in zip(self.table_groups(), self.group_features, strict=True):
+            if count == 0:
+                continue
+            bags = offsets[first * batch : (first + count) * batch + 1]
+            begin, end = (0, ids.numel()) if count == features else bounds[[first, first + count]].tolist()
+            gains = None if per_sample_weights is None else per_sample_weights[begin:end]
+            lookup = (ids[begin:end], bags - begin, gains)
+            outputs.append(FusedLookup.apply(self._handle, group, *lookup, count, self._step_inputs))
+            first += count
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+    # What TorchRec's fused optimizer asks of a kernel.
+
+    def split_embedding_weights(self) -> list[Tensor]:
+        """One live `[rows, dim]` view of the weights per part."""
+        return [stored.tensors["parameters"] for stored in self.stored()]
+
+    def get_optimizer_state(self) -> list[dict[str, Tensor]]:
+        """One dict of live slot views per part."""
+        return [{k: v for k, v in stored.tensors.items() if k != "parameters"} for stored in self.stored()]
+
+    def get_learning_rate(self) -> float:
+        """Not the rate of any table: rates come from the config and `set_learning_rates`."""
+        return 0.0
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Refuses a rate from a TorchRec optimizer or scheduler, which would be ignored otherwise."""
+        if lr != 0.0:
+            raise RuntimeError(
+                f"learning rate {lr} set on a fused optimizer: rates of these tables come from their "
+                "TPUEmbeddingConfiguration; give dynamic ones to set_learning_rates()"
+            )
+
+    def set_optimizer_step(self, step: int) -> None:
+        """No optimizer of the TPU embedding layer has a step counter of its own."""
+
+    def update_hyper_parameters(self, params_dict: dict[str, object]) -> None:
+        """Refuses hyper-parameters that do not come from the config."""
+        if params_dict:
+            raise RuntimeError(f"hyper-parameters {sorted(params_dict)} of fused tables come from their config")
+
+    def flush(self) -> None:
+        """There is no cache to write back."""
+
+    def reset_cache_states(self) -> None:
+        """There is no cache to drop."""

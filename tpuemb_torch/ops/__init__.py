@@ -1,0 +1,54 @@
+"""TensorFlow's TPU embedding ops, by their names in snake_case, with their arguments in their order.
+
+They work on one process-wide embedding layer, which `configure_tpu_embedding(config)` builds or `use(embedding)`
+installs.  One process drives one core, as one process drives one GPU: per-core shapes are per-process shapes.
+Signatures: TensorFlow 2.21's op registry (tensorflow/core/tpu/ops/tpu_embedding_ops.cc and
+tensorflow/core/ops/tpu_embedding_ops.cc).
+"""
+
+from tpuemb_torch.ops import parameters as _parameters
+from tpuemb_torch.ops.enqueue import (
+    dynamic_enqueue_tpu_embedding_arbitrary_tensor_batch,
+    dynamic_enqueue_tpu_embedding_ragged_tensor_batch,
+    enqueue_tpu_embedding_arbitrary_tensor_batch,
+    enqueue_tpu_embedding_batch,
+    enqueue_tpu_embedding_integer_batch,
+    enqueue_tpu_embedding_ragged_tensor_batch,
+    enqueue_tpu_embedding_sparse_batch,
+    enqueue_tpu_embedding_sparse_tensor_batch,
+)
+from tpuemb_torch.ops.parameters import *  # noqa: F403
+from tpuemb_torch.ops.steps import (
+    recv_tpu_embedding_activations,
+    send_tpu_embedding_gradients,
+    xla_recv_tpu_embedding_activations,
+    xla_recv_tpu_embedding_activations_v2,
+    xla_recv_tpu_embedding_deduplication_data,
+    xla_recv_tpu_embedding_deduplication_data_v2,
+    xla_send_tpu_embedding_gradients,
+    xla_send_tpu_embedding_gradients_v2,
+)
+from tpuemb_torch.ops.system import configure_tpu_embedding, is_tpu_embedding_initialized, use
+
+__all__ = [
+    "configure_tpu_embedding",
+    "dynamic_enqueue_tpu_embedding_arbitrary_tensor_batch",
+    "dynamic_enqueue_tpu_embedding_ragged_tensor_batch",
+    "enqueue_tpu_embedding_arbitrary_tensor_batch",
+    "enqueue_tpu_embedding_batch",
+    "enqueue_tpu_embedding_integer_batch",
+    "enqueue_tpu_embedding_ragged_tensor_batch",
+    "enqueue_tpu_embedding_sparse_batch",
+    "enqueue_tpu_embedding_sparse_tensor_batch",
+    "is_tpu_embedding_initialized",
+    "recv_tpu_embedding_activations",
+    "send_tpu_embedding_gradients",
+    "use",
+    "xla_recv_tpu_embedding_activations",
+    "xla_recv_tpu_embedding_activations_v2",
+    "xla_recv_tpu_embedding_deduplication_data",
+    "xla_recv_tpu_embedding_deduplication_data_v2",
+    "xla_send_tpu_embedding_gradients",
+    "xla_send_tpu_embedding_gradients_v2",
+    *_parameters.__all__,
+]

@@ -1,0 +1,29 @@
+"""Inputs -> one KeyedJaggedTensor with checked ids and the gains of the combiners."""
+
+from tpuemb_torch.preprocessing.bags import FeatureBags, to_bags
+from tpuemb_torch.preprocessing.deduplication import DeduplicationData, deduplicate
+from tpuemb_torch.preprocessing.gains import COMBINERS, combiner_codes, gains
+from tpuemb_torch.preprocessing.id_checks import ID_POLICIES, KeyInfo, check_ids
+from tpuemb_torch.preprocessing.inputs import InputError, Ragged, Sparse
+from tpuemb_torch.preprocessing.keyed import Key, KeyedPreparation, PreparedInput
+from tpuemb_torch.preprocessing.slots import SlotLayout
+
+__all__ = [
+    "COMBINERS",
+    "ID_POLICIES",
+    "DeduplicationData",
+    "FeatureBags",
+    "InputError",
+    "Key",
+    "KeyInfo",
+    "KeyedPreparation",
+    "PreparedInput",
+    "Ragged",
+    "SlotLayout",
+    "Sparse",
+    "check_ids",
+    "combiner_codes",
+    "deduplicate",
+    "gains",
+    "to_bags",
+]

@@ -1,0 +1,190 @@
+"""The features of a batch -> one KeyedJaggedTensor.
+
+A KeyedJaggedTensor has the same number of samples (its stride) under every key.  A feature of shape `[B, 3]` has
+three times as many samples as one of shape `[B]`: it takes three keys, its *slots*, and sample number `b * 3 + f`
+is entry b of slot f.  Slots of a feature are neighbours, so its activations are one run of columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from tpuemb_torch.config import Config, Feature
+from tpuemb_torch.preprocessing.bags import FeatureBags, leading_size, to_bags
+from tpuemb_torch.preprocessing.inputs import InputError, Ragged, Sparse, fail
+
+
+class SlotLayout:
+    """Which keys a config's features take, and how a batch is laid out over them.
+
+    Attributes:
+        slots: number of keys of each feature, in feature order.
+        keys: keys of each feature, in feature order: its name, or `name#0`, `name#1`, ... for several slots.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.features = config.features
+        if config.layout == "table":
+            stride = config.batch_size_per_tensor_core
+        else:
+            stride = max(feature.input_shape[0] for feature in self.features)
+        self.slots = [-(-prod(feature.input_shape) // stride) for feature in self.features]
+        self.keys = [
+            [f.name] if count == 1 else [f"{f.name}#{slot}" for slot in range(count)]
+            for f, count in zip(self.features, self.slots, strict=True)
+        ]
+        self._by_name = {feature.name: feature for feature in self.features}
+
+    def bags(self, features: object) -> list[FeatureBags]:
+        """One `FeatureBags` per feature, in feature order.
+
+        Args:
+            features: a mapping by feature name, a sequence in feature order, or a KeyedJaggedTensor.
+
+        Raises:
+            InputError: for missing, unknown or malformed features.
+        """
+        values = self._named(features)
+        leading = self._leading(values)
+        return [to_bags(f, values[f.name], leading.get(f.input_shape[0])) for f in self.features]
+
+    def assemble(self, bags: Sequence[FeatureBags]) -> KeyedJaggedTensor:
+        """Lays bags out over the slots; features keep their order, missing samples are empty bags."""
+        stride = max(
+            (-(-b.lengths.numel() // count) for b, count in zip(bags, self.slots, strict=True)),
+            default=0,
+        )
+        weighted = any(b.weights is not None for b in bags)
+        ids, lengths, weights = [], [], []
+        for feature_bags, count in zip(bags, self.slots, strict=True):
+            slot_ids, slot_lengths, slot_weights = _over_slots(feature_bags, count, stride)
+            ids.append(slot_ids)
+            lengths.append(slot_lengths)
+            if weighted:
+                weights.append(torch.ones(slot_ids.numel(), device=slot_ids.device) if slot_weights is None else slot_weights)
+        return KeyedJaggedTensor(
+            keys=[key for keys in self.keys for key in keys],
+            values=torch.cat(ids),
+            weights=torch.cat(weights) if weighted else None,
+            lengths=torch.cat(lengths),
+            stride=stride,
+        )
+
+    def _named(self, features: object) -> dict[str, object]:
+        if isinstance(features, KeyedJaggedTensor):
+            features = _split(features)
+        if isinstance(features, Mapping):
+            given = dict(features)
+        elif isinstance(features, Sequence) and not isinstance(features, str | bytes):
+            if len(features) != len(self.features):
+                raise InputError(
+                    f"{len(features)} inputs for {len(self.features)} features: "
+                    f"give one each, in this order: {', '.join(self._by_name)}"
+                )
+            given = dict(zip(self._by_name, features, strict=True))
+        else:
+            raise InputError(
+                "features must be a mapping by feature name, a sequence in the config's order or a "
+                f"KeyedJaggedTensor, got {type(features).__name__}"
+            )
+        unknown = [str(name) for name in given if name not in self._by_name]
+        missing = [name for name in self._by_name if name not in given]
+        if unknown:
+            raise InputError(f"unknown features {unknown}: the config has {list(self._by_name)}")
+        if missing:
+            raise InputError(f"missing features {missing}: every feature of the config takes part in every batch")
+        return {name: self._normal(self._by_name[name], value) for name, value in given.items()}
+
+    def _normal(self, feature: Feature, value: object) -> object:
+        """JaggedTensor -> Ragged; one input per feature slot (table layout) -> one over the table's rows."""
+        if isinstance(value, JaggedTensor):
+            return Ragged(value.offsets(), value.values(), value.weights_or_none())
+        per_slot = isinstance(value, list | tuple) and any(
+            isinstance(part, Tensor | Sparse | Ragged | JaggedTensor) for part in value
+        )
+        if not per_slot:
+            return value
+        assert isinstance(value, list | tuple)
+        wanted = feature.table.num_features
+        if self.config.layout != "table":
+            fail(feature.name, "a list of inputs (one per feature slot) is for configs without feature_descriptor")
+        if len(value) != wanted:
+            fail(feature.name, f"{len(value)} inputs, but the table has num_features {wanted}")
+        return self._interleave(feature, [self._normal(feature, part) for part in value])
+
+    def _interleave(self, feature: Feature, parts: list[object]) -> Ragged:
+        """Joins the inputs of a table's feature slots: output row `b * num_features + f`."""
+        batch = self.config.batch_size_per_tensor_core
+        slot = Feature(feature.name, feature.table_id, feature.table, (batch,))
+        sizes = {size for part in parts if (size := leading_size(slot, part)) is not None}
+        sizes |= {part.row_splits.numel() - 1 for part in parts if isinstance(part, Ragged)}
+        if len(sizes) > 1:
+            fail(feature.name, f"feature slots have different batch sizes: {sorted(sizes)}")
+        bags = [to_bags(slot, part, next(iter(sizes), None)) for part in parts]
+        joined = FeatureBags(
+            torch.cat([b.ids for b in bags]),
+            torch.stack([b.lengths for b in bags]).reshape(-1),
+            None
+            if all(b.weights is None for b in bags)
+            else torch.cat([torch.ones(b.ids.numel(), device=b.ids.device) if b.weights is None else b.weights for b in bags]),
+            (),
+        )
+        # Slot-major to sample-major is the same transposition as over KeyedJaggedTensor keys, the other way round.
+        ids, lengths, weights = _transpose(joined, len(bags), bags[0].lengths.numel())
+        return Ragged(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), ids, weights)
+
+    def _leading(self, values: Mapping[str, object]) -> dict[int, int]:
+        """Sizes of leading axes by the config's size, from the inputs that state one."""
+        found: dict[int, tuple[int, str]] = {}
+        for feature in self.features:
+            size = leading_size(feature, values[feature.name])
+            if size is None:
+                continue
+            nominal = feature.input_shape[0]
+            other, name = found.setdefault(nominal, (size, feature.name))
+            if other != size:
+                fail(feature.name, f"has {size} samples, but feature {name!r} has {other}: one batch has one size")
+        return {nominal: size for nominal, (size, _) in found.items()}
+
+
+def _split(kjt: KeyedJaggedTensor) -> dict[str, object]:
+    """A KeyedJaggedTensor by key."""
+    keys = list(kjt.keys())
+    repeated = sorted({key for key in keys if keys.count(key) > 1}) if len(set(keys)) < len(keys) else []
+    if repeated:
+        raise InputError(f"features {repeated} occur twice in the KeyedJaggedTensor")
+    count = kjt.values().numel()
+    lengths = kjt.lengths()
+    if int(lengths.sum()) != count or bool((lengths < 0).any()):
+        raise InputError(f"KeyedJaggedTensor lengths sum to {int(lengths.sum())}, but it has {count} values")
+    weights = kjt.weights_or_none()
+    if weights is not None and weights.numel() != count:
+        raise InputError(f"KeyedJaggedTensor has {weights.numel()} weights for {count} values")
+    return dict(kjt.to_dict())
+
+
+def _over_slots(bags: FeatureBags, slots: int, stride: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Pads samples to `stride * slots` and orders them slot-major."""
+    padding = stride * slots - bags.lengths.numel()
+    lengths = torch.nn.functional.pad(bags.lengths, (0, padding)) if padding else bags.lengths
+    padded = FeatureBags(bags.ids, lengths, bags.weights, bags.shape)
+    return _transpose(padded, stride, slots) if slots > 1 else (padded.ids, lengths, padded.weights)
+
+
+def _transpose(bags: FeatureBags, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Bags numbered `row * columns + column` -> numbered `column * rows + row`: ids, lengths, weights."""
+    old_lengths = bags.lengths.view(rows, columns)
+    new_lengths = old_lengths.t().reshape(-1)
+    old_starts = (bags.lengths.cumsum(0) - bags.lengths).view(rows, columns).t().reshape(-1)
+    new_starts = new_lengths.cumsum(0) - new_lengths
+    # Where each id of the new order comes from: its bag's old start, plus its place in the bag.
+    shift = torch.repeat_interleave(old_starts - new_starts, new_lengths, output_size=bags.ids.numel())
+    source = shift + torch.arange(bags.ids.numel(), device=shift.device)
+    weights = None if bags.weights is None else bags.weights[source]
+    return bags.ids[source], new_lengths, weights

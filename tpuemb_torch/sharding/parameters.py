@@ -1,0 +1,107 @@
+"""Load and retrieve: tables and slots as tensors, per DIV or MOD shard, whatever the sharding of the module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tpuemb_torch.config import Config, Table
+from tpuemb_torch.kernels import StoredPart
+from tpuemb_torch.optimizers import rule_class
+from tpuemb_torch.sharding.exchange import Block, Piece, move, raise_together
+from tpuemb_torch.sharding.placement import shard_rows
+
+Parameters = dict[str, dict[str, Tensor]]
+
+
+def slot_names(table: Table) -> tuple[str, ...]:
+    """Names of a table's state, "parameters" first, in the order of the Load and Retrieve ops."""
+    return ("parameters", *(slot.name for slot in rule_class(table.optimizer.algorithm).slots))
+
+
+def load(
+    config: Config,
+    stored: Sequence[StoredPart],
+    parameters: Mapping[str, Mapping[str, object]],
+    num_shards: int,
+    shard_id: int,
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Writes one shard of tables and slots (collective); see `TPUEmbedding.load_parameters`."""
+    pieces: list[Piece] = []
+    error: Exception | None = None
+    try:
+        pieces = [
+            _given(config, name, tensors, num_shards, shard_id) for name, tensors in parameters.items() if tensors
+        ]
+    except (ValueError, TypeError) as problem:
+        error = problem
+    raise_together(error, group)
+    move(pieces, [Piece.of(s) for s in stored], group)
+
+
+def retrieve(
+    config: Config,
+    stored: Sequence[StoredPart],
+    tables: Sequence[str] | None,
+    num_shards: int,
+    shard_id: int,
+    group: dist.ProcessGroup | None,
+) -> Parameters:
+    """Reads one shard of tables and slots (collective); see `TPUEmbedding.retrieve_parameters`."""
+    wanted: list[Piece] = []
+    error: Exception | None = None
+    try:
+        names = [table.name for table in config.tables] if tables is None else list(tables)
+        for name in names:
+            table = _table(config, name)
+            rows = _shard(config, table, num_shards, shard_id)
+            out = {slot: torch.empty(len(rows), table.dimension) for slot in slot_names(table)}
+            wanted.append(Piece(Block(name, rows, range(table.dimension), tuple(out)), out))
+    except (ValueError, TypeError) as problem:
+        error = problem
+    raise_together(error, group)
+    move([Piece.of(s) for s in stored], wanted, group)
+    return {piece.block.table: dict(piece.tensors) for piece in wanted}
+
+
+def _table(config: Config, name: str) -> Table:
+    for table in config.tables:
+        if table.name == name:
+            return table
+    raise ValueError(f"no table {name!r}: the config has {', '.join(table.name for table in config.tables)}")
+
+
+def _shard(config: Config, table: Table, num_shards: int, shard_id: int) -> range:
+    rows = shard_rows(table.vocabulary_size, num_shards, shard_id, config.sharding_strategy)
+    if not len(rows):
+        raise ValueError(
+            f"table {table.name!r}: shard {shard_id} of {num_shards} would have no rows "
+            f"(vocabulary_size {table.vocabulary_size}): use at most that many shards"
+        )
+    return rows
+
+
+def _given(
+    config: Config, name: str, tensors: Mapping[str, object], num_shards: int, shard_id: int
+) -> Piece:
+    table = _table(config, name)
+    rows = _shard(config, table, num_shards, shard_id)
+    names = slot_names(table)
+    values: dict[str, Tensor] = {}
+    for slot, value in tensors.items():
+        if slot not in names:
+            raise ValueError(f"table {name!r} ({table.optimizer.algorithm}): no slot {slot!r}; it has {', '.join(names)}")
+        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+        if not tensor.dtype.is_floating_point:
+            raise TypeError(f"table {name!r}, {slot}: must be float32, got {tensor.dtype}")
+        if tuple(tensor.shape) != (len(rows), table.dimension):
+            raise ValueError(
+                f"table {name!r}, {slot}: shape {list(tensor.shape)}, but shard {shard_id} of {num_shards} "
+                f"({config.sharding_strategy}) is [{len(rows)}, {table.dimension}]"
+            )
+        values[slot] = tensor.detach().float()
+    return Piece(Block(name, rows, range(table.dimension), tuple(values)), values)

@@ -1,0 +1,86 @@
+"""DIV and MOD: which shard holds a row, and where.
+
+Both split V rows over n shards of floor(V/n) rows, the first V mod n with one more.  DIV gives each shard a block
+of consecutive rows, MOD every n-th row.  Source: `partition_strategy` of TensorFlow's tf.nn.embedding_lookup, and
+the shard sizes of tensorflow/core/tpu/ops/tpu_embedding_shape_util.cc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Strategy = Literal["div", "mod"]
+
+
+def shard_rows(vocabulary_size: int, num_shards: int, shard_id: int, strategy: Strategy) -> range:
+    """The rows of one shard, in the order in which the shard stores them.
+
+    Raises:
+        ValueError: for a shard number out of range.
+    """
+    if num_shards < 1:
+        raise ValueError(f"num_shards must be at least 1, got {num_shards}")
+    if not 0 <= shard_id < num_shards:
+        raise ValueError(f"shard_id must be in [0, {num_shards}), got {shard_id}")
+    if strategy == "mod":
+        return range(shard_id, vocabulary_size, num_shards) if shard_id < vocabulary_size else range(0)
+    quotient, remainder = divmod(vocabulary_size, num_shards)
+    begin = shard_id * quotient + min(shard_id, remainder)
+    return range(begin, begin + quotient + (shard_id < remainder))
+
+
+class RowPlacement:
+    """Maps ids so that TorchRec's row-wise input dist sends them to the shard that DIV or MOD says.
+
+    TorchRec cuts a table into blocks of ceil(rows/n) ids.  With a table declared `padded_rows` long, the block of
+    shard s are the ids `s * block .. (s + 1) * block`, and `place` turns id into `shard * block + local row`.
+
+    Args:
+        vocabulary_sizes: rows of the table of each key.
+        row_wise: whether the table of each key is sharded row-wise; other keys keep their ids.
+        num_shards: n.
+        strategy: "div" or "mod".
+    """
+
+    def __init__(
+        self, vocabulary_sizes: Sequence[int], row_wise: Sequence[bool], num_shards: int, strategy: Strategy
+    ) -> None:
+        self.num_shards = num_shards
+        self.strategy = strategy
+        sizes = torch.tensor(vocabulary_sizes, dtype=torch.int64)
+        self._row_wise = torch.tensor(row_wise, dtype=torch.bool)
+        self._quotient = (sizes // num_shards).clamp(min=1)
+        remainder = sizes % num_shards
+        # Under DIV, ids before this one are in shards with one row more, whose place does not change.
+        self._first_short = torch.where(self._row_wise, remainder * (sizes // num_shards + 1), sizes)
+        self._block = -(-sizes // num_shards)
+        if strategy == "div":
+            self.is_identity = bool(((remainder == 0) | ~self._row_wise).all())
+        else:
+            self.is_identity = num_shards == 1 or not bool(self._row_wise.any())
+
+    def place(self, ids: Tensor, ids_per_key: Tensor) -> Tensor:
+        """int64 `[n]` ids, key-major with `ids_per_key` `[keys]` -> ids of TorchRec's padded tables."""
+        if self.is_identity:
+            return ids
+        count = ids.numel()
+
+        def spread(values: Tensor) -> Tensor:
+            return torch.repeat_interleave(values.to(ids.device), ids_per_key, output_size=count)
+
+        if self.strategy == "mod":
+            placed = (ids % self.num_shards) * spread(self._block) + ids // self.num_shards
+            return torch.where(spread(self._row_wise), placed, ids)
+        # A short shard's block ends with one unused row: each short shard before id moves it up by one.
+        short_rows = (ids - spread(self._first_short)).clamp(min=0)
+        shift = torch.where(self._row_wise & (self._block > self._quotient), 1, 0)
+        return ids + torch.div(short_rows, spread(self._quotient), rounding_mode="floor") * spread(shift)
+
+
+def padded_rows(vocabulary_size: int, num_shards: int) -> int:
+    """Rows of the table that TorchRec is told of: n blocks of ceil(V/n)."""
+    return num_shards * -(-vocabulary_size // num_shards)

@@ -1,0 +1,480 @@
+"""The plug into TorchRec: our kernel under its sharded EmbeddingBagCollection.
+
+Every private name of TorchRec that the package relies on is in this file.  The plan keeps TorchRec's compute kernel
+"fused"; the classes below put `TableBatchedEmbedding` where TorchRec would build FBGEMM's.  A step goes:
+
+    KeyedJaggedTensor -> input_dist (checks, gains, id placement, then TorchRec's all-to-all)
+                      -> lookup (TableBatchedEmbedding) -> output_dist (TorchRec's) -> KeyedTensor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
+from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbeddingBag, EmbeddingFusedOptimizer
+from torchrec.distributed.comm_ops import get_gradient_division
+from torchrec.distributed.composable.table_batched_embedding_slice import TableBatchedEmbeddingSlice
+from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig, KJTList
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionAwaitable,
+    EmbeddingBagCollectionContext,
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
+from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
+from torchrec.distributed.types import (
+    Awaitable,
+    LazyAwaitable,
+    ParameterSharding,
+    ShardedTensor,
+    ShardingEnv,
+    ShardingType,
+    ShardMetadata,
+)
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizerModule
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from tpuemb_torch.collection import TPUEmbeddingBagCollection
+from tpuemb_torch.kernels import StepSource, StoredPart, TableBatchedEmbedding, TablePart, group_key
+from tpuemb_torch.preprocessing import InputError, PreparedInput
+from tpuemb_torch.sharding.exchange import Piece, move
+from tpuemb_torch.sharding.placement import RowPlacement, padded_rows, shard_rows
+
+SHARDING_TYPES = (ShardingType.ROW_WISE.value, ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value)
+
+
+class FusedTables(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
+    """TorchRec's wrapper of a kernel, around a `TableBatchedEmbedding`."""
+
+    def __init__(
+        self,
+        config: GroupedEmbeddingConfig,
+        collection: TPUEmbeddingBagCollection,
+        steps: StepSource,
+        row_wise: bool,
+        pg: dist.ProcessGroup,
+        device: torch.device,
+    ) -> None:
+        super().__init__(config, pg, device, None)
+        tables = {table.name: table for table in collection.config.tables}
+        strategy = collection.config.sharding_strategy
+        rank, world = dist.get_rank(pg), dist.get_world_size(pg)
+        parts = []
+        for local in config.embedding_tables:
+            table = tables[local.name]
+            rows = range(table.vocabulary_size)
+            if row_wise:
+                rows = shard_rows(table.vocabulary_size, world, rank, strategy)
+            assert local.local_metadata is not None
+            first_column = local.local_metadata.shard_offsets[1]
+            parts.append(TablePart(table, rows, range(first_column, first_column + local.local_cols)))
+        self._emb_module = TableBatchedEmbedding(parts, self._feature_table_map, device, collection.seed, steps)
+        self._optim = EmbeddingFusedOptimizer(config, self._emb_module, pg)
+
+    @property
+    def emb_module(self) -> TableBatchedEmbedding:
+        return self._emb_module
+
+    @property
+    def fused_optimizer(self) -> EmbeddingFusedOptimizer:
+        return self._optim
+
+    @property
+    def _param_per_table(self) -> dict[str, TableBatchedEmbeddingSlice]:
+        """One flat slice per table, over all its parts on this rank (several if column-wise)."""
+        kernel = self._emb_module
+        weights, state = kernel.split_embedding_weights(), kernel.get_optimizer_state()
+        slices: dict[str, TableBatchedEmbeddingSlice] = {}
+        places = [
+            (group.flat("parameters"), first * group.dim, part)
+            for group in kernel.table_groups()
+            for first, part in zip(group.first_rows, group.parts, strict=False)
+        ]
+        for data, start, part in places:
+            name = part.table.name
+            if name in slices:
+                continue
+            parts = [(s, p) for d, s, p in places if p.table.name == name and d is data]
+            last, last_part = parts[-1]
+            end = last + len(last_part.rows) * len(last_part.columns)
+            weight = TableBatchedEmbeddingSlice(
+                data=data, start_offset=start, end_offset=end, num_embeddings=-1, embedding_dim=len(part.columns)
+            )
+            weight._in_backward_optimizers = [
+                EmbeddingFusedOptimizer(
+                    config=self._config,
+                    emb_module=kernel,
+                    pg=self._pg,
+                    create_for_table=name,
+                    param_weight_for_table=weight,
+                    embedding_weights_by_table=weights,
+                    all_optimizer_states=state,
+                )
+            ]
+            slices[name] = weight
+        return slices
+
+    @_param_per_table.setter
+    def _param_per_table(self, value: dict[str, Any]) -> None:
+        """The base class assigns an empty dict before there are tables."""
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        yield from ()
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, weight in self.named_split_embedding_weights(prefix, recurse, remove_duplicate):
+            parameter = nn.Parameter(weight)
+            parameter._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]
+            yield name, parameter
+
+
+class FusedLookups(GroupedPooledEmbeddingsLookup):
+    """TorchRec's lookup of one sharding type, with our kernels."""
+
+    def __init__(
+        self,
+        collection: TPUEmbeddingBagCollection,
+        steps: StepSource,
+        row_wise: bool,
+        grouped_configs: list[GroupedEmbeddingConfig],
+        device: torch.device,
+        pg: dist.ProcessGroup,
+        env: ShardingEnv,
+    ) -> None:
+        # The base class builds the kernels in its constructor.
+        object.__setattr__(self, "_build", (collection, steps, row_wise))
+        super().__init__(grouped_configs=grouped_configs, device=device, pg=pg, env=env)
+        object.__delattr__(self, "_build")
+
+    def _create_embedding_kernel(
+        self,
+        config: GroupedEmbeddingConfig,
+        device: torch.device | None,
+        pg: dist.ProcessGroup | None,
+        sharding_type: ShardingType | None,
+        env: ShardingEnv | None,
+    ) -> FusedTables:
+        if config.compute_kernel != EmbeddingComputeKernel.FUSED:
+            names = [table.name for table in config.embedding_tables]
+            raise ValueError(f"tables {names}: compute kernel {config.compute_kernel} in the plan; use 'fused'")
+        assert pg is not None and device is not None
+        collection, steps, row_wise = object.__getattribute__(self, "_build")
+        return FusedTables(config, collection, steps, row_wise, pg, device)
+
+
+class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
+    """The sharded twin of `TPUEmbeddingBagCollection`.
+
+    Row-wise tables are stored so that rank i holds exactly the rows of host i under DIV or MOD.  Ranks may have
+    batches of different sizes.  A malformed batch on one rank raises on all of them.
+    """
+
+    def __init__(
+        self,
+        module: TPUEmbeddingBagCollection,
+        plan: Mapping[str, ParameterSharding],
+        env: ShardingEnv,
+        fused_params: dict[str, Any] | None,
+        device: torch.device,
+        module_fqn: str | None = None,
+    ) -> None:
+        # TorchRec's constructor calls `_create_lookups`, which needs these; nn.Module's own has not run yet.
+        object.__setattr__(self, "_source", module)
+        object.__setattr__(self, "_steps", _step_source(module, env))
+        plan = {name: _with_host_shards(module, name, sharding, env) for name, sharding in plan.items()}
+        super().__init__(
+            module=_torchrec_twin(module, plan, env),
+            table_name_to_parameter_sharding=plan,
+            env=env,
+            fused_params=fused_params,
+            device=device,
+            module_fqn=module_fqn,
+        )
+        object.__delattr__(self, "_source")
+        self.config = module.config
+        self.layout = module.layout
+        self.keys = module.keys
+        self.preparation = module.preparation
+        self.id_policy = module.id_policy
+        self.gradient_reduction = module.gradient_reduction
+        self.seed = module.seed
+        self.steps: StepSource = object.__getattribute__(self, "_steps")
+        self.steps.rates = module.steps.rates
+        self._placement = RowPlacement(
+            [key.vocabulary_size for key in self.keys],
+            [plan[key.table].sharding_type == ShardingType.ROW_WISE.value for key in self.keys],
+            env.world_size,
+            module.config.sharding_strategy,
+        )
+        if module.config.sharding_strategy == "mod" and not self._placement.is_identity:
+            self._register_state_dict_hook(_write_mod_shards)
+            self._register_load_state_dict_pre_hook(_check_mod_shards, with_module=True)
+        if module.kernel.feature_starts.device.type != "meta":
+            move([Piece.of(s) for s in module.stored()], [Piece.of(s) for s in self.stored()], None)
+
+    def _create_lookups(self) -> None:
+        for sharding in self._embedding_shardings:
+            row_wise = isinstance(sharding, RwPooledEmbeddingSharding)
+            self._lookups.append(
+                FusedLookups(
+                    object.__getattribute__(self, "_source"),
+                    object.__getattribute__(self, "_steps"),
+                    row_wise,
+                    sharding._grouped_embedding_configs,
+                    sharding._device,
+                    sharding._pg,
+                    sharding._env,
+                )
+            )
+
+    def _initialize_torch_state(self, skip_registering: bool = False) -> None:
+        # State dicts have the stored rows; the input dist's blocks (and its check of ids) need the padded ones.
+        padded = [config.num_embeddings for config in self._embedding_bag_configs]
+        for config in self._embedding_bag_configs:
+            config.num_embeddings = config.num_embeddings_post_pruning or config.num_embeddings
+        super()._initialize_torch_state(skip_registering)
+        for config, rows in zip(self._embedding_bag_configs, padded, strict=True):
+            config.num_embeddings = rows
+
+    def prepare(self, kjt: KeyedJaggedTensor, combiners: Mapping[str, str] | None = None) -> PreparedInput:
+        """Checks this rank's batch and turns weights into gains; no communication."""
+        return self.preparation(kjt, combiners)
+
+    def reject(self, error: InputError) -> None:
+        """Raises an error found before the collection, on this and on every other rank's input dist."""
+        self._agree(0, error)
+
+    def input_dist(
+        self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor | PreparedInput
+    ) -> Awaitable[Awaitable[KJTList]]:
+        """Prepares the batch, agrees with the other ranks on a common size, and distributes it."""
+        with torch.no_grad():
+            try:
+                prepared = features if isinstance(features, PreparedInput) else self.prepare(features)
+            except InputError as error:
+                self.reject(error)
+                raise
+            stride = self._agree(prepared.stride, None)
+            ctx.own_stride = prepared.stride
+            return super().input_dist(ctx, self._to_distribute(prepared.kjt, stride))
+
+    def _agree(self, stride: int, error: InputError | None) -> int:
+        """The largest batch of all ranks (collective); raises if any rank has an error."""
+        device = self._device or torch.device("cpu")
+        state = torch.tensor([stride, error is not None], dtype=torch.int64, device=device)
+        dist.all_reduce(state, op=dist.ReduceOp.MAX, group=self._env.process_group)
+        largest, failed = state.tolist()
+        if error is not None:
+            raise error
+        if failed:
+            raise InputError("another rank rejected its part of the batch; its message says why")
+        return int(largest)
+
+    def _to_distribute(self, kjt: KeyedJaggedTensor, stride: int) -> KeyedJaggedTensor:
+        """Pads with empty bags to `stride` samples and places ids; always with weights, which ranks must agree on."""
+        keys = len(self.keys)
+        lengths = kjt.lengths().view(keys, -1)
+        ids = self._placement.place(kjt.values(), lengths.sum(1))
+        weights = kjt.weights_or_none()
+        return KeyedJaggedTensor(
+            self.preparation.names,
+            ids,
+            weights=torch.ones(ids.numel(), device=ids.device) if weights is None else weights,
+            lengths=nn.functional.pad(lengths, (0, stride - lengths.shape[1])).reshape(-1),
+            stride=stride,
+        )
+
+    def output_dist(self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]) -> LazyAwaitable[KeyedTensor]:
+        return _cut(super().output_dist(ctx, output), ctx.own_stride)
+
+    def compute_and_output_dist(
+        self, ctx: EmbeddingBagCollectionContext, input: KJTList
+    ) -> LazyAwaitable[KeyedTensor]:
+        return _cut(super().compute_and_output_dist(ctx, input), ctx.own_stride)
+
+    def create_context(self) -> EmbeddingBagCollectionContext:
+        return _Context()
+
+    def set_learning_rates(self, rates: Sequence[float | Tensor]) -> None:
+        """Sets the dynamic learning rates by tag; every rank must give the same."""
+        self.steps.set_rates(rates)
+
+    def stored(self) -> list[StoredPart]:
+        """The parts of the tables held on this rank, with live views."""
+        kernels = [m for lookup in self._lookups for m in lookup.modules() if isinstance(m, TableBatchedEmbedding)]
+        return [stored for kernel in kernels for stored in kernel.stored()]
+
+    @property
+    def process_group(self) -> dist.ProcessGroup:
+        """The ranks that the tables are sharded over."""
+        assert self._env.process_group is not None
+        return self._env.process_group
+
+    @property
+    def unsharded_module_type(self) -> type[TPUEmbeddingBagCollection]:
+        return TPUEmbeddingBagCollection
+
+
+class TPUEmbeddingSharder(EmbeddingBagCollectionSharder):
+    """Shards `TPUEmbeddingBagCollection` for DistributedModelParallel and TorchRec's planner."""
+
+    def shard(
+        self,
+        module: TPUEmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedTPUEmbeddingBagCollection:
+        device = device or torch.device("cpu")
+        return ShardedTPUEmbeddingBagCollection(module, params, env, self.fused_params, device, module_fqn)
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return list(SHARDING_TYPES)
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        return [EmbeddingComputeKernel.FUSED.value]
+
+    @property
+    def module_type(self) -> type[TPUEmbeddingBagCollection]:
+        return TPUEmbeddingBagCollection
+
+    @property
+    def sharded_module_type(self) -> type[ShardedTPUEmbeddingBagCollection]:
+        return ShardedTPUEmbeddingBagCollection
+
+
+class _Context(EmbeddingBagCollectionContext):
+    """TorchRec's context of one batch, and this rank's own number of samples."""
+
+    own_stride: int = 0
+
+
+def _cut(awaitable: LazyAwaitable[KeyedTensor], stride: int) -> LazyAwaitable[KeyedTensor]:
+    """Drops the samples that only padded the batch to the largest one."""
+
+    def cut(out: KeyedTensor) -> KeyedTensor:
+        values = out.values()
+        if values.shape[0] == stride:
+            return out
+        return KeyedTensor(out.keys(), out.length_per_key(), values[:stride])
+
+    assert isinstance(awaitable, EmbeddingBagCollectionAwaitable)
+    awaitable.callbacks.append(cut)
+    return awaitable
+
+
+def _write_mod_shards(
+    module: ShardedTPUEmbeddingBagCollection, state: dict[str, Any], prefix: str, _metadata: dict[str, Any]
+) -> None:
+    """Marks a state dict whose row-wise tables are ordered shard by shard (MOD has no contiguous blocks)."""
+    state[f"{prefix}mod_shards"] = torch.tensor(module._env.world_size)
+
+
+def _check_mod_shards(
+    module: ShardedTPUEmbeddingBagCollection, state: dict[str, Any], prefix: str, *_args: object
+) -> None:
+    """Refuses rows in another order: they would land in the wrong places without a word."""
+    shards = state.pop(f"{prefix}mod_shards", None)
+    if any(key.startswith(prefix) for key in state) and (shards is None or int(shards) != module._env.world_size):
+        found = "rows in another order" if shards is None else f"rows ordered for {int(shards)} ranks"
+        raise RuntimeError(
+            f"state dict with {found}; these tables are MOD-sharded over {module._env.world_size} ranks. "
+            "Use tpuemb_torch.checkpoint or load_parameters(), which do not depend on the sharding"
+        )
+
+
+def _step_source(module: TPUEmbeddingBagCollection, env: ShardingEnv) -> StepSource:
+    world = env.world_size
+    total = module.gradient_reduction == "sum"
+
+    def scale() -> float:
+        # TorchRec divides by the world size in its collectives if its global switch says so.
+        divided = get_gradient_division()
+        if total:
+            return float(world) if divided else 1.0
+        return 1.0 if divided else 1.0 / world
+
+    return StepSource(module.config.num_learning_rates, cores=world, scale=scale)
+
+
+def _with_host_shards(
+    module: TPUEmbeddingBagCollection, table: str, sharding: ParameterSharding, env: ShardingEnv
+) -> ParameterSharding:
+    """The plan of a table, row-wise shards resized to what DIV and MOD give each host."""
+    if sharding.sharding_type not in SHARDING_TYPES:
+        raise ValueError(
+            f"table {table!r}: sharding type {sharding.sharding_type!r} in the plan is not supported; "
+            f"use one of {', '.join(SHARDING_TYPES)}"
+        )
+    if sharding.sharding_type != ShardingType.ROW_WISE.value:
+        return sharding
+    planned = sharding.sharding_spec.shards
+    if len(planned) != env.world_size:
+        raise ValueError(f"table {table!r}: row-wise over {len(planned)} of {env.world_size} ranks; use all of them")
+    config = next(t for t in module.config.tables if t.name == table)
+    shards, offset = [], 0
+    for rank, shard in enumerate(planned):
+        rows = len(shard_rows(config.vocabulary_size, env.world_size, rank, module.config.sharding_strategy))
+        shards.append(ShardMetadata([offset, 0], [rows, config.dimension], shard.placement))
+        offset += rows
+    return ParameterSharding(
+        sharding_type=sharding.sharding_type,
+        compute_kernel=sharding.compute_kernel,
+        ranks=list(range(env.world_size)),
+        sharding_spec=EnumerableShardingSpec(shards),
+    )
+
+
+def _torchrec_twin(
+    module: TPUEmbeddingBagCollection, plan: Mapping[str, ParameterSharding], env: ShardingEnv
+) -> EmbeddingBagCollection:
+    """What TorchRec's sharded module is built from: row-wise tables padded, and one kernel group per update rule.
+
+    `num_embeddings` sets the block size of the row-wise input dist; `num_embeddings_post_pruning` the rows that
+    are stored and that state dicts show.
+    """
+    configs = []
+    for own in module.embedding_bag_configs():
+        config = EmbeddingBagConfig(
+            name=own.name,
+            num_embeddings=own.num_embeddings,
+            embedding_dim=own.embedding_dim,
+            feature_names=list(own.feature_names),
+            pooling=PoolingType.SUM,
+            # The kernels have written the initial weights.
+            init_fn=_keep,
+        )
+        if plan[own.name].sharding_type == ShardingType.ROW_WISE.value:
+            config.num_embeddings = padded_rows(own.num_embeddings, env.world_size)
+            config.num_embeddings_post_pruning = own.num_embeddings
+        configs.append(config)
+    twin = EmbeddingBagCollection(tables=configs, is_weighted=True, device=torch.device("meta"))
+    optimizers = {table.name: table.optimizer for table in module.config.tables}
+    for name, bag in twin.embedding_bags.items():
+        # Tables with equal values form one TorchRec group; TorchRec passes an "optimizer" it does not know through.
+        group = repr(group_key(optimizers[name], 0))
+        bag.weight._optimizer_classes = [None]
+        bag.weight._optimizer_kwargs = [{"optimizer": group}]
+    return twin
+
+
+def _keep(weights: Tensor) -> Tensor:
+    return weights
+
+
+def sharded_tensors(module: ShardedTPUEmbeddingBagCollection) -> dict[str, ShardedTensor]:
+    """The tables as TorchRec's state dict shows them."""
+    return dict(module._model_parallel_name_to_sharded_tensor)

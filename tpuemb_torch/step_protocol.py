@@ -1,0 +1,135 @@
+"""Enqueue, recv, send: the steps of the TPU embedding ops as a queue of batches."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tpuemb_torch.preprocessing import DeduplicationData, PreparedInput
+
+#: Batches that may wait for their recv or send.
+QUEUE_LIMIT = 64
+
+_MODES = {
+    "inference": "inference",
+    "train": "training",
+    "training": "training",
+    "backward_pass_only": "backward_pass_only",
+}
+
+
+def resolve_mode(mode: str, configured: str) -> str:
+    """The mode of a batch: the override, or the config's for "unspecified".
+
+    Raises:
+        ValueError: for an unknown mode, or training under an INFERENCE config.
+    """
+    if mode == "unspecified":
+        return configured
+    if mode not in _MODES:
+        raise ValueError(f"mode {mode!r} is not one of unspecified, {', '.join(_MODES)}")
+    if configured == "inference" and _MODES[mode] != "inference":
+        raise ValueError(f"mode {mode!r} asked of a config in mode INFERENCE, which has no backward pass")
+    return _MODES[mode]
+
+
+@dataclass(eq=False)
+class Batch:
+    """One enqueued batch."""
+
+    number: int
+    mode: str
+    prepared: PreparedInput
+    shapes: list[tuple[int, ...]]
+    #: Activations with their graph, once received; what send differentiates.
+    activations: list[Tensor] = field(default_factory=list)
+    received: bool = False
+
+
+class BatchQueue:
+    """Batches in the order in which they were enqueued; recv and send each take the first that waits for them."""
+
+    def __init__(self) -> None:
+        self._batches: deque[Batch] = deque()
+        self._count = 0
+
+    def enqueue(self, mode: str, prepared: PreparedInput, shapes: list[tuple[int, ...]]) -> None:
+        if len(self._batches) >= QUEUE_LIMIT:
+            raise RuntimeError(
+                f"{QUEUE_LIMIT} batches are waiting for recv or send: receive their activations "
+                "and send the gradients of training batches before enqueueing more"
+            )
+        self._batches.append(Batch(self._count, mode, prepared, shapes))
+        self._count += 1
+
+    def to_receive(self) -> Batch:
+        """The batch of the next recv."""
+        for batch in self._batches:
+            if not batch.received and batch.mode != "backward_pass_only":
+                return batch
+        raise RuntimeError("no batch to receive: enqueue one first (one recv for each enqueue)")
+
+    def to_send(self) -> Batch:
+        """The batch of the next send."""
+        for batch in self._batches:
+            if batch.mode == "training" and not batch.received:
+                raise RuntimeError("gradients sent before the activations of their batch were received: recv first")
+            if batch.mode != "inference":
+                return batch
+        raise RuntimeError(
+            "no training batch waits for gradients: each recv in training mode takes one send, "
+            "and inference batches take none"
+        )
+
+    def mark_received(self, batch: Batch, activations: list[Tensor]) -> None:
+        batch.received = True
+        batch.activations = activations
+        if batch.mode == "inference":
+            self._batches.remove(batch)
+
+    def done(self, batch: Batch) -> None:
+        self._batches.remove(batch)
+
+
+def check_gradients(
+    gradients: Sequence[Tensor | None], names: Sequence[str], shapes: Sequence[tuple[int, ...]]
+) -> list[Tensor]:
+    """One float32 gradient per activation, of its shape; zeros for None.
+
+    Raises:
+        ValueError, TypeError: naming the first that does not fit and what was expected.
+    """
+    if isinstance(gradients, Tensor) or not isinstance(gradients, Sequence):
+        raise TypeError(f"gradients must be a sequence of {len(shapes)} tensors, got {type(gradients).__name__}")
+    if len(gradients) != len(shapes):
+        raise ValueError(f"{len(gradients)} gradients given, but recv returned {len(shapes)} activations: send one each")
+    checked = []
+    for gradient, name, shape in zip(gradients, names, shapes, strict=True):
+        if gradient is None:
+            checked.append(torch.zeros(shape))
+            continue
+        if not isinstance(gradient, Tensor):
+            raise TypeError(f"gradient of {name!r} must be a tensor or None, got {type(gradient).__name__}")
+        if tuple(gradient.shape) != shape:
+            raise ValueError(f"gradient of {name!r} has shape {list(gradient.shape)}, its activation {list(shape)}")
+        if gradient.dtype != torch.float32:
+            raise TypeError(f"gradient of {name!r} must be float32, got {gradient.dtype}")
+        checked.append(gradient.detach())
+    return checked
+
+
+def check_deduplication_data(data: object, batch: Batch, what: str) -> None:
+    """Raises unless the data is None or belongs to the batch."""
+    if data is None:
+        return
+    if not isinstance(data, DeduplicationData):
+        raise TypeError(f"deduplication_data must be DeduplicationData, got {type(data).__name__}")
+    if data.batch != batch.number:
+        raise ValueError(
+            f"deduplication data of batch {data.batch} given to the {what} of batch {batch.number}: "
+            "use the data that was received for that batch"
+        )
