@@ -1,0 +1,154 @@
+"""Malformed inputs: each gives an error that names the feature and the place, and nothing is looked up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import tpuemb_torch as tpuemb
+from tpuemb_torch.config import Feature
+from tpuemb_torch.preprocessing.bags import ragged_shape
+
+CONFIG = """
+mode: TRAINING num_hosts: 1 num_tensor_cores: 1
+table_descriptor { name: "t" vocabulary_size: 10 dimension: 2 optimization_parameters {
+    learning_rate { constant: 1 } stochastic_gradient_descent {} } }
+feature_descriptor { name: "bag" table_id: 0 input_shape: 4 }
+feature_descriptor { name: "seq" table_id: 0 input_shape: 4 input_shape: 3 }
+"""
+GOOD = {"bag": torch.arange(4), "seq": torch.zeros(4, 3, dtype=torch.int64)}
+
+
+def t(*values: Any) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+MALFORMED: dict[str, tuple[str, Any, str]] = {
+    "splits do not start at 0": ("bag", tpuemb.Ragged(t(1, 1, 2, 2, 3), t(1, 2, 3)), r"row_splits\[0\] is 1"),
+    "splits decrease": ("bag", tpuemb.Ragged(t(0, 2, 1, 2, 3), t(1, 2, 3)), r"row_splits\[2\] is 1 after 2"),
+    "splits end too early": ("bag", tpuemb.Ragged(t(0, 1, 2, 2, 2), t(1, 2, 3)), "ends at 2, but there are 3 ids"),
+    "splits end too late": ("bag", tpuemb.Ragged(t(0, 1, 2, 2, 4), t(1, 2, 3)), "ends at 4, but there are 3 ids"),
+    "no splits": ("bag", tpuemb.Ragged(torch.zeros(0, dtype=torch.int64), t(1)), "row_splits is empty"),
+    "splits of rank 2": ("bag", tpuemb.Ragged(torch.zeros(1, 5, dtype=torch.int64), t(1)), "row_splits must have rank"),
+    "float splits": ("bag", tpuemb.Ragged(t(0.0, 1.0), t(1)), "row_splits must be int32 or int64"),
+    "unsorted samples": ("bag", tpuemb.Sparse(t([1, 0], [0, 0]), t(1, 2)), r"indices\[1\] is \[0, 0\] after \[1, 0\]"),
+    "sample too large": ("bag", tpuemb.Sparse(t([0, 0], [4, 0]), t(1, 2)), r"indices\[1\]\[0\] is 4.*size 4"),
+    "sample negative": ("bag", tpuemb.Sparse(t([-1, 0], [3, 0]), t(1, 2)), r"indices\[0\]\[0\] is -1"),
+    "indices and ids differ": ("bag", tpuemb.Sparse(t([0, 0]), t(1, 2)), "1 rows of indices for 2 ids"),
+    "too many columns": ("bag", tpuemb.Sparse(t([0, 0, 0]), t(1)), "indices must have 1 columns.*or 2.*got 3"),
+    "indices of rank 1": ("bag", tpuemb.Sparse(t(0, 1), t(1, 2)), "indices must have rank 2"),
+    "two ids at a place": ("seq", tpuemb.Sparse(t([0, 1], [0, 1]), t(1, 2)), r"two ids at \[0, 1\]"),
+    "weights of a sequence": ("seq", tpuemb.Sparse(t([0, 1]), t(1), t(1.0)), "weights are not used"),
+    "negative step": ("seq", tpuemb.Sparse(t([0, -1]), t(1)), r"indices\[0\]\[1\] is -1"),
+    "fewer weights": ("bag", tpuemb.Ragged(t(0, 1, 2, 3, 3), t(1, 2, 3), t(1.0, 2.0)), "2 weights for 3 ids"),
+    "NaN weight": ("bag", tpuemb.Ragged(t(0, 1, 2, 2, 2), t(1, 2), t(1.0, np.nan)), "weight 1 is nan"),
+    "infinite weight": ("bag", tpuemb.Ragged(t(0, 1, 2, 2, 2), t(1, 2), t(np.inf, 1.0)), "weight 0 is inf"),
+    "integer weights": ("bag", tpuemb.Ragged(t(0, 1, 2, 2, 2), t(1, 2), t(1, 2)), "weights must be float32"),
+    "half weights": ("bag", tpuemb.Ragged(t(0, 1, 2, 2, 2), t(1, 2), t(1.0, 2.0).half()), "weights must be float32"),
+    "weights of rank 2": ("bag", tpuemb.Ragged(t(0, 1, 2, 2, 2), t(1, 2), t([1.0, 2.0])), "weights must have rank"),
+    "float ids": ("bag", t(1.0, 2.0, 3.0, 4.0), "must be int32 or int64"),
+    "boolean ids": ("bag", t(True, False, True, False), "must be int32 or int64"),
+    "uint8 ids": ("bag", t(1, 2, 3, 4).to(torch.uint8), "must be int32 or int64"),
+    "dense of rank 3": ("bag", torch.zeros(4, 1, 1, dtype=torch.int64), r"input_shape \[4\].*got shape \[4, 1, 1\]"),
+    "scalar": ("bag", torch.tensor(3), "got shape"),
+    "wrong length of a sequence": ("seq", torch.zeros(4, 2, dtype=torch.int64), r"must be \[3\], got shape \[4, 2\]"),
+    "id too large": ("bag", t(0, 1, 10, 2), r"id 10 at position 2.*table 't'.*0 to 9"),
+    "id negative": ("seq", torch.full((4, 3), -1), r"id -1 at position 0.*'t'"),
+    "a string": ("bag", "abc", "must be a tensor"),
+    "None": ("bag", None, "must be a tensor"),
+    "samples differ": ("bag", torch.arange(3), r"has 4 samples, but feature 'bag' has 3"),
+}
+
+
+@pytest.fixture
+def embedding() -> tpuemb.TPUEmbedding:
+    return tpuemb.TPUEmbedding(tpuemb.load_config(CONFIG), ["mean"])
+
+
+@pytest.mark.parametrize("what", list(MALFORMED))
+def test_malformed_input(embedding: tpuemb.TPUEmbedding, what: str) -> None:
+    feature, value, message = MALFORMED[what]
+    with pytest.raises(tpuemb.InputError, match=message) as caught:
+        embedding({**GOOD, feature: value})
+    assert feature in str(caught.value)
+    with pytest.raises(tpuemb.InputError, match=message):
+        embedding.enqueue({**GOOD, feature: value})
+    with pytest.raises(RuntimeError, match="no batch to receive"):
+        embedding.recv_activations()
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        ({"bag": GOOD["bag"]}, r"missing features \['seq'\]"),
+        ({**GOOD, "other": GOOD["bag"]}, r"unknown features \['other'\]"),
+        ([GOOD["bag"]], "1 inputs for 2 features"),
+        (torch.arange(4), "features must be a mapping"),
+        ("bag", "features must be a mapping"),
+        (
+            KeyedJaggedTensor(["bag", "bag", "seq"], t(1, 2, 3), lengths=t(1, 1, 1)),
+            r"features \['bag'\] occur twice",
+        ),
+        (KeyedJaggedTensor(["bag", "seq"], t(1, 2, 3), lengths=t(1, 1)), "lengths sum to 2, but it has 3 values"),
+    ],
+)
+def test_malformed_collection_of_features(embedding: tpuemb.TPUEmbedding, features: Any, message: str) -> None:
+    with pytest.raises(tpuemb.InputError, match=message):
+        embedding(features)
+
+
+def feature(*shape: int) -> Feature:
+    return Feature("f", 0, tpuemb.load_config(CONFIG).tables[0], shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "leading", "expected"),
+    [
+        # As many rows as samples: bags; this wins where a sequence of one step fits too.
+        ((12,), 12, None, ((12,), None)),
+        ((3, 4), 12, None, ((3, 4), None)),
+        ((12, 1), 12, None, ((12, 1), None)),
+        # k times fewer rows: sequences of k steps.
+        ((12, 5), 12, None, ((12, 5), 5)),
+        ((4, 6), 12, None, ((4, 6), 2)),
+        ((2, 2, 3), 4, None, ((2, 2, 3), 3)),
+        ((3, 4, 2), 12, None, ((3, 4, 2), 2)),
+        ((12,), 6, 12, ((12,), 2)),
+        # Batches of another size.
+        ((12,), 5, None, ((5,), None)),
+        ((12,), 6, None, ((6,), None)),
+        ((12,), 0, None, ((0,), None)),
+        ((12,), 24, None, ((24,), None)),
+        ((4, 6), 3, None, ((3, 6), 6)),
+        ((4, 6), 3, 3, ((3, 6), 6)),
+        ((4, 6), 18, 3, ((3, 6), None)),
+        ((4, 6), 0, 0, ((0, 6), None)),
+        ((4, 2, 3), 18, None, ((3, 2, 3), None)),
+    ],
+)
+def test_what_ragged_rows_are(shape: tuple[int, ...], rows: int, leading: int | None, expected: Any) -> None:
+    assert ragged_shape(feature(*shape), rows, leading) == expected
+
+
+def test_ragged_rows_that_fit_nothing() -> None:
+    with pytest.raises(tpuemb.InputError, match="5 ragged rows do not fit shape"):
+        ragged_shape(feature(4, 6), 5, 4)
+    with pytest.raises(tpuemb.InputError, match="5 ragged rows do not fit shape"):
+        ragged_shape(feature(4, 2, 3), 5, None)
+
+
+@pytest.mark.parametrize("policy", ["drop", "clamp"])
+def test_id_policies(policy: str) -> None:
+    embedding = tpuemb.TPUEmbedding(tpuemb.load_config(CONFIG), ["mean"], id_policy=policy)
+    embedding.load_parameters({"t": {"parameters": torch.arange(10.0)[:, None].expand(10, 2)}})
+    ragged = tpuemb.Ragged(t(0, 3, 4, 4, 6), t(1, 99, 4, -5, 2, 7), t(1.0, 2.0, 3.0, 1.0, 1.0, 1.0))
+    out = embedding({**GOOD, "bag": ragged})["bag"][:, 0].tolist()
+    if policy == "drop":
+        # As if the ids had never been in their bags.
+        assert out == pytest.approx([(1 + 3 * 4) / 4, 0, 0, 4.5])
+    else:
+        assert out == pytest.approx([(1 + 2 * 9 + 3 * 4) / 6, 0, 0, 4.5])
