@@ -17,7 +17,9 @@ Samples = Sequence[Sequence[tuple[int, float]]]
 class Oracle:
     """Tables and slots in float64, looked up and updated one id at a time."""
 
-    def __init__(self, config: Config, combiners: Mapping[str, str], parameters: Mapping[str, Mapping[str, np.ndarray]]):
+    def __init__(
+        self, config: Config, combiners: Mapping[str, str], parameters: Mapping[str, Mapping[str, np.ndarray]]
+    ):
         self.config = config
         self.combiners = combiners
         self.state = {

@@ -196,9 +196,7 @@ class TPUEmbedding(nn.Module):
             with torch.enable_grad():
                 activations = self._look_up(batch.prepared, batch.shapes)
         self._queue.done(batch)
-        torch.autograd.backward(
-            activations, [g.to(a.device) for g, a in zip(checked, activations, strict=True)]
-        )
+        torch.autograd.backward(activations, [g.to(a.device) for g, a in zip(checked, activations, strict=True)])
 
     # Parameters.
 

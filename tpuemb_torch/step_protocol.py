@@ -106,7 +106,7 @@ def check_gradients(
     if isinstance(gradients, Tensor) or not isinstance(gradients, Sequence):
         raise TypeError(f"gradients must be a sequence of {len(shapes)} tensors, got {type(gradients).__name__}")
     if len(gradients) != len(shapes):
-        raise ValueError(f"{len(gradients)} gradients given, but recv returned {len(shapes)} activations: send one each")
+        raise ValueError(f"{len(gradients)} gradients given, but recv returned {len(shapes)}: send one each")
     checked = []
     for gradient, name, shape in zip(gradients, names, shapes, strict=True):
         if gradient is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -28,7 +29,7 @@ def flat(value: Any) -> list[list[tuple[int, float]]]:
         weights = torch.ones(len(value.ids)) if value.weights is None else value.weights.float()
         splits = value.row_splits.tolist()
         pairs = list(zip(value.ids.tolist(), weights.tolist(), strict=True))
-        return [pairs[a:b] for a, b in zip(splits[:-1], splits[1:], strict=True)]
+        return [pairs[a:b] for a, b in pairwise(splits)]
     return [[(int(i), 1.0) for i in row.reshape(-1)] for row in value]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -55,7 +57,7 @@ def test_bags(case: str, kind: str, combiner: str) -> None:
         # TensorFlow squares in float32, which overflows: it gives 0 where the denominator is finite in float64.
         wide = arrays["weights"].astype(np.float64)
         starts = arrays["row_splits"]
-        for row, (begin, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+        for row, (begin, end) in enumerate(pairwise(starts)):
             bag = wide[begin:end]
             gains = bag / np.sqrt((bag**2).sum()) if len(bag) else bag
             exact = (gains[:, None] * arrays["table"][arrays["values"][begin:end]].astype(np.float64)).sum(0)
@@ -68,9 +70,7 @@ def test_bags(case: str, kind: str, combiner: str) -> None:
     if gain is not None and len(rows) == len(ids):  # TensorFlow merges ids that occur twice in a bag
         order = np.lexsort((arrays["values"], np.repeat(np.arange(len(expected)), np.diff(arrays["row_splits"]))))
         theirs = np.lexsort((arrays[f"id.{kind}.{combiner}"], rows))
-        np.testing.assert_allclose(
-            gain.numpy()[order], arrays[f"gain.{kind}.{combiner}"][theirs], rtol=1e-6, atol=1e-7
-        )
+        np.testing.assert_allclose(gain.numpy()[order], arrays[f"gain.{kind}.{combiner}"][theirs], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("case", names("lookups/sequence_and_shapes", "sequence_*.npz"))

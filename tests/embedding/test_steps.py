@@ -178,9 +178,7 @@ def test_deduplication_data_makes_the_activations_and_knows_its_batch(embedding:
     # Distinct rows, indexed and weighted, summed per bag: feature by feature in the collection's key order.
     kjt = embedding._queue.to_receive().prepared.kjt
     tables = embedding.retrieve_parameters()
-    activations = dict(
-        zip((f.name for f in embedding.config.features), embedding.recv_activations(data), strict=True)
-    )
+    activations = dict(zip((f.name for f in embedding.config.features), embedding.recv_activations(data), strict=True))
     begin = 0
     for key, per_bag in zip(embedding.collection.keys, kjt.lengths().view(len(kjt.keys()), -1), strict=True):
         end = begin + int(per_bag.sum())
@@ -311,8 +309,11 @@ def test_table_layout_rows_are_sample_major() -> None:
     assert torch.equal(by_rows[:, 0], rows.float())
     by_slots = embedding({"one": one, "three": slots})["three"]
     assert torch.equal(by_slots, by_rows)
-    mixed = [slots[0], tpuemb.Ragged(torch.arange(5), slots[1]), tpuemb.Sparse(
-        torch.stack([torch.arange(4), torch.zeros(4, dtype=torch.int64)], dim=1), slots[2])]
+    mixed = [
+        slots[0],
+        tpuemb.Ragged(torch.arange(5), slots[1]),
+        tpuemb.Sparse(torch.stack([torch.arange(4), torch.zeros(4, dtype=torch.int64)], dim=1), slots[2]),
+    ]
     assert torch.equal(embedding([one, mixed])["three"], by_rows)
     with pytest.raises(tpuemb.InputError, match="'three': 2 inputs, but the table has num_features 3"):
         embedding({"one": one, "three": slots[:2]})

@@ -33,7 +33,9 @@ def test_more_rows_than_a_chunk_against_the_reference(dimension: int) -> None:
     rows = CHUNK_ROWS + 100
     tables = [
         table("a", rows, dimension, "adagrad {}", 0.1),
-        table("b", 50, dimension, "adagrad {}", 0.3, "weight_decay_factor: 0.1 clipping_limits { upper { value: 0.2 } }"),
+        table(
+            "b", 50, dimension, "adagrad {}", 0.3, "weight_decay_factor: 0.1 clipping_limits { upper { value: 0.2 } }"
+        ),
         table("c", rows, dimension, "adagrad {}", 0.0, "gradient_clipping_limits { lower { value: -0.1 } }"),
     ]
     kernel = kernel_of(*tables)

@@ -156,7 +156,9 @@ def _persistent_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 def _check_same(folder: Path, description: dict[str, Any], found: dict[str, Collection]) -> None:
     if description.get("format") != _FORMAT:
-        raise CheckpointError(f"checkpoint {folder} has format {description.get('format')}, this version reads {_FORMAT}")
+        raise CheckpointError(
+            f"checkpoint {folder} has format {description.get('format')}, this version reads {_FORMAT}"
+        )
     saved = {p: load_config(base64.b64decode(text)) for p, text in description["configs"].items()}
     if set(saved) != set(found):
         raise CheckpointError(f"checkpoint {folder} has embeddings {sorted(saved)}, the model {sorted(found)}")

@@ -39,7 +39,7 @@ def load(text: str, name: str) -> Any:
         ConfigError: if it is not YAML, or its aliases are circular or expand without measure.
     """
     try:
-        value = yaml.load(text, _Loader)  # noqa: S506  (a safe loader)
+        value = yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}: line {mark.line + 1}, column {mark.column + 1}" if mark else name

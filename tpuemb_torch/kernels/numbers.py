@@ -36,8 +36,12 @@ class TableNumbers(nn.Module):
             self.register_buffer(name, torch.tensor(values, dtype=dtype, device=device), persistent=False)
 
         register("constant_rates", [o.learning_rate.constant or 0.0 for o in optimizers])
-        register("rate_tags", [-1 if o.learning_rate.tag is None else o.learning_rate.tag for o in optimizers], torch.int64)
-        register("step_tags", [0 if o.step_counter_tag is None else o.step_counter_tag for o in optimizers], torch.int64)
+        register(
+            "rate_tags", [-1 if o.learning_rate.tag is None else o.learning_rate.tag for o in optimizers], torch.int64
+        )
+        register(
+            "step_tags", [0 if o.step_counter_tag is None else o.step_counter_tag for o in optimizers], torch.int64
+        )
         register("decay", [o.weight_decay_factor for o in optimizers])
         register("decay_by_rate", [o.multiply_weight_decay_factor_by_learning_rate for o in optimizers], torch.bool)
         register("gradient_limits", [_bounds(o.gradient_clipping_limits) for o in optimizers])

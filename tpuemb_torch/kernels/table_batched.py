@@ -82,9 +82,7 @@ class TableBatchedEmbedding(nn.Module):
         """The parts with live views of their weights and slots, in order."""
         return [stored for group in self.table_groups() for stored in group.stored()]
 
-    def forward(
-        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None) -> Tensor:
         """Looks up weighted bags.
 
         Args:
@@ -99,7 +97,7 @@ class TableBatchedEmbedding(nn.Module):
         if features == 0:
             return torch.empty(0, 0, device=offsets.device)
         batch = (offsets.numel() - 1) // features
-        bounds = offsets[:: batch] if batch else offsets.new_zeros(features + 1)
+        bounds = offsets[::batch] if batch else offsets.new_zeros(features + 1)
         ids = indices + torch.repeat_interleave(self.feature_starts, bounds.diff(), output_size=indices.numel())
         outputs = []
         first = 0

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from tpuemb_torch.config import Config, Table
-from tpuemb_torch.optimizers import UpdateRule, rules
 from tpuemb_torch.ops.system import check_config, current
+from tpuemb_torch.optimizers import UpdateRule, rules
 from tpuemb_torch.sharding.parameters import slot_names
 
 _ADDRESS = [

@@ -33,6 +33,10 @@ class FeatureBags:
     weights: Tensor | None
     shape: tuple[int, ...]
 
+    def full_weights(self) -> Tensor:
+        """The weights, written out where they are 1.0 each."""
+        return torch.ones(self.ids.numel(), device=self.ids.device) if self.weights is None else self.weights
+
 
 def leading_size(feature: Feature, value: object) -> int | None:
     """The size of the leading axis where the input states it, else None (sparse and most ragged inputs)."""
@@ -76,7 +80,7 @@ def to_bags(feature: Feature, value: object, leading: int | None) -> FeatureBags
 
 
 def _ragged_of_nested(feature: Feature, array: Tensor) -> Ragged:
-    values, offsets = array.values(), array.offsets()
+    values, offsets = array.values(), array.offsets()  # type: ignore[attr-defined]
     if values.dim() != 1:
         fail(feature.name, f"a nested tensor must be one row of ids a sample, got values of shape {list(values.shape)}")
     return Ragged(offsets, values)

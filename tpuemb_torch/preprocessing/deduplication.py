@@ -28,7 +28,9 @@ class DeduplicationData:
     rows: tuple[Tensor, ...]
 
 
-def deduplicate(batch: int, prepared: PreparedInput, keys: list[Key], table_numbers: dict[str, int]) -> DeduplicationData:
+def deduplicate(
+    batch: int, prepared: PreparedInput, keys: list[Key], table_numbers: dict[str, int]
+) -> DeduplicationData:
     """Deduplicates a batch by table and id; one process drives one core."""
     kjt = prepared.kjt
     ids = kjt.values()

@@ -104,9 +104,7 @@ class KeyedPreparation:
             raise InputError(f"KeyedJaggedTensor has a key twice: {given}")
         return kjt.permute([position[name] for name in self.names])
 
-    def _checked_weights(
-        self, weights: torch.Tensor, count: int, lengths: torch.Tensor, stride: int
-    ) -> torch.Tensor:
+    def _checked_weights(self, weights: torch.Tensor, count: int, lengths: torch.Tensor, stride: int) -> torch.Tensor:
         if weights.numel() != count:
             raise InputError(f"KeyedJaggedTensor has {weights.numel()} weights for {count} values")
         weights = weights.detach().float()

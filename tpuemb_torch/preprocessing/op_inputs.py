@@ -55,9 +55,7 @@ def per_table(config: Config, rows: Sequence[object]) -> dict[str, object]:
     return features
 
 
-def _split_rows(
-    config: Config, bags: FeatureBags, members: Sequence[Feature], num_features: int
-) -> dict[str, object]:
+def _split_rows(config: Config, bags: FeatureBags, members: Sequence[Feature], num_features: int) -> dict[str, object]:
     """Output rows `b * num_features + f` of a table -> its features, each over its own run of f."""
     if len(members) == 1:
         return {members[0].name: _as_ragged(bags)}
@@ -115,7 +113,7 @@ def per_feature(
         if sum(widths) != feature.table.num_features:
             fail(
                 feature.name,
-                f"entries fill {sum(widths)} feature slots, but the table has num_features {feature.table.num_features}",
+                f"entries fill {sum(widths)} feature slots; the table has num_features {feature.table.num_features}",
             )
         features[feature.name] = _as_ragged(_side_by_side(bags))
     return features
@@ -165,7 +163,7 @@ def _side_by_side(bags: Sequence[FeatureBags]) -> FeatureBags:
     ids = torch.cat([b.ids for b in bags])[source]
     if all(b.weights is None for b in bags):
         return FeatureBags(ids, flat, None, (batch, width))
-    weights = torch.cat([torch.ones(b.ids.numel()) if b.weights is None else b.weights for b in bags])
+    weights = torch.cat([b.full_weights() for b in bags])
     return FeatureBags(ids, flat, weights[source], (batch, width))
 
 
@@ -209,5 +207,3 @@ def _every_id_a_sample(feature: Feature, ids: Tensor, weights: Tensor | None) ->
             f"{list(feature.input_shape)}): each id is its own sample",
         )
     return Ragged(torch.arange(samples + 1), ids.reshape(-1), weights)
-
-

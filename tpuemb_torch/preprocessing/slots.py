@@ -61,18 +61,12 @@ class SlotLayout:
             default=0,
         )
         weighted = any(b.weights is not None for b in bags)
-        ids, lengths, weights = [], [], []
-        for feature_bags, count in zip(bags, self.slots, strict=True):
-            slot_ids, slot_lengths, slot_weights = _over_slots(feature_bags, count, stride)
-            ids.append(slot_ids)
-            lengths.append(slot_lengths)
-            if weighted:
-                weights.append(torch.ones(slot_ids.numel(), device=slot_ids.device) if slot_weights is None else slot_weights)
+        laid_out = [_over_slots(b, count, stride) for b, count in zip(bags, self.slots, strict=True)]
         return KeyedJaggedTensor(
             keys=[key for keys in self.keys for key in keys],
-            values=torch.cat(ids),
-            weights=torch.cat(weights) if weighted else None,
-            lengths=torch.cat(lengths),
+            values=torch.cat([b.ids for b in laid_out]),
+            weights=torch.cat([b.full_weights() for b in laid_out]) if weighted else None,
+            lengths=torch.cat([b.lengths for b in laid_out]),
             stride=stride,
         )
 
@@ -127,17 +121,16 @@ class SlotLayout:
         if len(sizes) > 1:
             fail(feature.name, f"feature slots have different batch sizes: {sorted(sizes)}")
         bags = [to_bags(slot, part, next(iter(sizes), None)) for part in parts]
+        weighted = any(b.weights is not None for b in bags)
         joined = FeatureBags(
             torch.cat([b.ids for b in bags]),
-            torch.stack([b.lengths for b in bags]).reshape(-1),
-            None
-            if all(b.weights is None for b in bags)
-            else torch.cat([torch.ones(b.ids.numel(), device=b.ids.device) if b.weights is None else b.weights for b in bags]),
+            torch.cat([b.lengths for b in bags]),
+            torch.cat([b.full_weights() for b in bags]) if weighted else None,
             (),
         )
         # Slot-major to sample-major is the same transposition as over KeyedJaggedTensor keys, the other way round.
-        ids, lengths, weights = _transpose(joined, len(bags), bags[0].lengths.numel())
-        return Ragged(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), ids, weights)
+        rows = _transpose(joined, len(bags), bags[0].lengths.numel())
+        return Ragged(torch.cat([rows.lengths.new_zeros(1), rows.lengths.cumsum(0)]), rows.ids, rows.weights)
 
     def _leading(self, values: Mapping[str, object]) -> dict[int, int]:
         """Sizes of leading axes by the config's size, from the inputs that state one."""
@@ -169,22 +162,22 @@ def _split(kjt: KeyedJaggedTensor) -> dict[str, object]:
     return dict(kjt.to_dict())
 
 
-def _over_slots(bags: FeatureBags, slots: int, stride: int) -> tuple[Tensor, Tensor, Tensor | None]:
+def _over_slots(bags: FeatureBags, slots: int, stride: int) -> FeatureBags:
     """Pads samples to `stride * slots` and orders them slot-major."""
     padding = stride * slots - bags.lengths.numel()
     lengths = torch.nn.functional.pad(bags.lengths, (0, padding)) if padding else bags.lengths
-    padded = FeatureBags(bags.ids, lengths, bags.weights, bags.shape)
-    return _transpose(padded, stride, slots) if slots > 1 else (padded.ids, lengths, padded.weights)
+    padded = FeatureBags(bags.ids, lengths, bags.weights, (stride, slots))
+    return _transpose(padded, stride, slots) if slots > 1 else padded
 
 
-def _transpose(bags: FeatureBags, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Bags numbered `row * columns + column` -> numbered `column * rows + row`: ids, lengths, weights."""
-    old_lengths = bags.lengths.view(rows, columns)
-    new_lengths = old_lengths.t().reshape(-1)
+def _transpose(bags: FeatureBags, rows: int, columns: int) -> FeatureBags:
+    """Bags numbered `row * columns + column` -> numbered `column * rows + row`."""
+    count = bags.ids.numel()
+    lengths = bags.lengths.view(rows, columns).t().reshape(-1)
     old_starts = (bags.lengths.cumsum(0) - bags.lengths).view(rows, columns).t().reshape(-1)
-    new_starts = new_lengths.cumsum(0) - new_lengths
+    new_starts = lengths.cumsum(0) - lengths
     # Where each id of the new order comes from: its bag's old start, plus its place in the bag.
-    shift = torch.repeat_interleave(old_starts - new_starts, new_lengths, output_size=bags.ids.numel())
-    source = shift + torch.arange(bags.ids.numel(), device=shift.device)
+    shift = torch.repeat_interleave(old_starts - new_starts, lengths, output_size=count)
+    source = shift + torch.arange(count, device=shift.device)
     weights = None if bags.weights is None else bags.weights[source]
-    return bags.ids[source], new_lengths, weights
+    return FeatureBags(bags.ids[source], lengths, weights, (columns, rows))

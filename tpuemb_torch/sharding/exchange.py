@@ -150,9 +150,7 @@ def _into(
         used.add(source)
         for name in source.names:
             if name in block.names:
-                yield _Transfer(
-                    rank, index, target_rank, target, name, (rows[0], columns[0]), (rows[1], columns[1])
-                )
+                yield _Transfer(rank, index, target_rank, target, name, (rows[0], columns[0]), (rows[1], columns[1]))
 
 
 def _read(pieces: Sequence[Piece], transfer: _Transfer) -> Tensor:

@@ -85,16 +85,15 @@ def _shard(config: Config, table: Table, num_shards: int, shard_id: int) -> rang
     return rows
 
 
-def _given(
-    config: Config, name: str, tensors: Mapping[str, object], num_shards: int, shard_id: int
-) -> Piece:
+def _given(config: Config, name: str, tensors: Mapping[str, object], num_shards: int, shard_id: int) -> Piece:
     table = _table(config, name)
     rows = _shard(config, table, num_shards, shard_id)
     names = slot_names(table)
+    known = ", ".join(names)
     values: dict[str, Tensor] = {}
     for slot, value in tensors.items():
         if slot not in names:
-            raise ValueError(f"table {name!r} ({table.optimizer.algorithm}): no slot {slot!r}; it has {', '.join(names)}")
+            raise ValueError(f"table {name!r} ({table.optimizer.algorithm}): no slot {slot!r}; it has {known}")
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
         if not tensor.dtype.is_floating_point:
             raise TypeError(f"table {name!r}, {slot}: must be float32, got {tensor.dtype}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from tpuemb_torch.collection import TPUEmbeddingBagCollection
 from tpuemb_torch.optimizers import rule_class
 from tpuemb_torch.sharding.torchrec_plugin import SHARDING_TYPES, ShardedTPUEmbeddingBagCollection, TPUEmbeddingSharder
 
-Plan = str | Mapping[str, str] | ShardingPlan | EmbeddingModuleShardingPlan
+Plan: TypeAlias = str | Mapping[str, str] | ShardingPlan | EmbeddingModuleShardingPlan
 
 
 def shard_collection(
@@ -58,14 +58,16 @@ def module_sharding_plan(
     if isinstance(plan, ShardingPlan):
         modules = list(plan.plan.values())
         if len(modules) != 1 or not isinstance(modules[0], EmbeddingModuleShardingPlan):
-            raise ValueError(f"the ShardingPlan is for {len(modules)} modules ({list(plan.plan)}): give the one to shard")
+            raise ValueError(
+                f"the ShardingPlan is for the modules {list(plan.plan)}: give the plan of the one to shard"
+            )
         return modules[0]
     tables = [table.name for table in module.config.tables]
     world, local = dist.get_world_size(group), _local_world_size(dist.get_world_size(group))
     if plan == "auto":
         topology = Topology(world_size=world, local_world_size=local, compute_device=device.type)
         planner = EmbeddingShardingPlanner(topology=topology)
-        found = planner.collective_plan(module, [TPUEmbeddingSharder()], group).plan[""]  # type: ignore[list-item]
+        found = planner.collective_plan(module, [TPUEmbeddingSharder()], group).plan[""]
         assert isinstance(found, EmbeddingModuleShardingPlan)
         return found
     kinds = {name: plan for name in tables} if isinstance(plan, str) else dict(plan)
@@ -92,7 +94,7 @@ def module_sharding_plan(
     return construct_module_sharding_plan(
         module,
         {bag: generator(bag) for bag in module.embedding_bags},
-        sharder=TPUEmbeddingSharder(),  # type: ignore[arg-type]
+        sharder=TPUEmbeddingSharder(),
         local_size=local,
         world_size=world,
         device_type=device.type,

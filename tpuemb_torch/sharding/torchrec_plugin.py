@@ -299,9 +299,7 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     def output_dist(self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]) -> LazyAwaitable[KeyedTensor]:
         return _cut(super().output_dist(ctx, output), ctx.own_stride)
 
-    def compute_and_output_dist(
-        self, ctx: EmbeddingBagCollectionContext, input: KJTList
-    ) -> LazyAwaitable[KeyedTensor]:
+    def compute_and_output_dist(self, ctx: EmbeddingBagCollectionContext, input: KJTList) -> LazyAwaitable[KeyedTensor]:
         return _cut(super().compute_and_output_dist(ctx, input), ctx.own_stride)
 
     def create_context(self) -> EmbeddingBagCollectionContext:
