@@ -8,7 +8,7 @@ from math import prod, sqrt
 import numpy as np
 
 from tpuemb_torch.config import Config
-from tpuemb_torch.optimizers import reference_step, rule_class
+from tpuemb_torch.optimizers import create_rule, reference_step, slots_of
 
 #: One feature of a batch: a list of (id, weight) for every sample, row-major.
 Samples = Sequence[Sequence[tuple[int, float]]]
@@ -25,7 +25,7 @@ class Oracle:
         self.state = {
             table.name: [
                 parameters[table.name][name].astype(np.float64)
-                for name in ("parameters", *(s.name for s in rule_class(table.optimizer.algorithm).slots))
+                for name in ("parameters", *(s.name for s in slots_of(table.optimizer)))
             ]
             for table in config.tables
         }
@@ -61,7 +61,7 @@ class Oracle:
                     for (row, _), gain in zip(bag, self.gains(table.name, bag), strict=True):
                         folded.setdefault(row, np.zeros(table.dimension))
                         folded[row] += gain * grads[sample]
-            if rule_class(table.optimizer.algorithm)(table.optimizer.hyperparameters).sweeps_all_rows:
+            if create_rule(table.optimizer).sweeps_all_rows:
                 for row in range(table.vocabulary_size):
                     folded.setdefault(row, np.zeros(table.dimension))
             rate = table.optimizer.learning_rate

@@ -9,9 +9,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tpuemb_torch._version import __version__
 from tpuemb_torch.config import (
     Config,
     ConfigError,
+    ConfigWarning,
     Feature,
     LearningRate,
     Limits,
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from tpuemb_torch.embedding import TPUEmbedding, shard, sharders
     from tpuemb_torch.preprocessing import DeduplicationData, InputError, Ragged, Sparse
 
-__version__ = "0.1.0"
 
 _TORCHREC_NAMES = {
     "TPUEmbedding": "tpuemb_torch.embedding",
@@ -45,6 +46,7 @@ _MODULES = ("checkpoint", "models", "ops")
 __all__ = [
     "Config",
     "ConfigError",
+    "ConfigWarning",
     "DeduplicationData",
     "Feature",
     "InputError",
@@ -57,6 +59,7 @@ __all__ = [
     "TPUEmbedding",
     "TPUEmbeddingBagCollection",
     "Table",
+    "__version__",
     "checkpoint",
     "load_config",
     "models",

@@ -1,119 +1,79 @@
-"""Checks torch, fbgemm and torchrec before they are used; imports nothing but the standard library itself.
-
-The three are built against each other: any other combination ends in an undefined symbol or a missing operator, so
-what is wrong is said here, with the line that mends it.
-"""
+"""Checks the versions of torch, torchrec and fbgemm before they are used, in words instead of undefined symbols."""
 
 from __future__ import annotations
 
+import platform
 import shutil
-import sys
-from functools import cache
 from importlib import import_module, metadata
-from types import ModuleType
 
-#: Major and minor versions that belong together, by module, in the order in which they are imported.
-NEEDED = {"torch": "2.13", "fbgemm_gpu": "1.8", "torchrec": "1.8"}
-
-_DISTRIBUTIONS = {
-    "torch": ("torch",),
-    "fbgemm_gpu": ("fbgemm-gpu-cpu", "fbgemm-gpu"),
-    "torchrec": ("torchrec",),
-}
-
-# TorchRec's package asks for the CUDA build of fbgemm, so beside the CPU build it goes in without its dependencies
-# and those that it imports are named here (pyproject.toml, extra "cpu", has the same ones).
-_CPU_LINE = (
-    'pip install "torch==2.13.0" "fbgemm-gpu-cpu==1.8.0" "torchmetrics==1.0.3" tensordict pyre-extensions tqdm'
-    ' && {python} -m pip install --no-deps "torchrec==1.8.0"'
-)
-_GPU_LINE = 'pip install "torch==2.13.0" "fbgemm-gpu==1.8.0" "torchrec==1.8.0"'
+TORCH = "2.13"
+TORCHREC = "1.8"
+FBGEMM = "1.8"
 
 
-@cache
 def require_torchrec() -> None:
     """Imports torch, fbgemm and torchrec.
 
     Raises:
-        ImportError: if one is missing, broken or of another version; says what was found, what is needed and the
-            line that installs it.
+        ImportError: if one is missing, broken or of another version; says which are needed and how to install them.
     """
-    problem = find_problem()
-    if problem is not None:
-        raise ImportError(f"{problem}\n{_needed()} Install them with\n  {install_line()}")
-
-
-def find_problem() -> str | None:
-    """What is wrong with torch, fbgemm and torchrec, in one line; None if all three work together."""
-    # What pip says first: importing a mismatched library can do worse than raise.
-    for module in NEEDED:
-        for distribution, version in _installed(module).items():
-            if not _matches(module, version):
-                return f"{distribution} {version} is installed, but tpuemb_torch needs {NEEDED[module]}."
-    if len(builds := _installed("fbgemm_gpu")) > 1:
-        return f"{' and '.join(builds)} are both installed; they overwrite each other's files."
-    for module in NEEDED:
+    for module, distributions, wanted in (
+        ("torch", ("torch",), TORCH),
+        ("fbgemm_gpu", ("fbgemm-gpu-cpu", "fbgemm-gpu"), FBGEMM),
+        ("torchrec", ("torchrec",), TORCHREC),
+    ):
+        found = installed_version(*distributions)
+        if found is None:
+            raise ImportError(_message(f"{distributions[0]} is not installed"))
+        if not found.startswith(f"{wanted}."):
+            raise ImportError(_message(f"{distributions[0]} {found} is installed"))
         try:
-            imported = import_module(module)
-        except Exception as error:  # a broken library raises ImportError, OSError, RuntimeError or AttributeError
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            return f"{module} cannot be imported: {reason}."
-        version = str(getattr(imported, "__version__", "of unknown version"))
-        if not _matches(module, version):
-            return f"{module} {version} is installed, but tpuemb_torch needs {NEEDED[module]}."
-        if module == "fbgemm_gpu" and not _has_operators(sys.modules["torch"]):
-            return f"fbgemm_gpu {version} is installed, but its operators (torch.ops.fbgemm) did not load."
+            import_module(module)
+        except Exception as error:  # a mismatched build raises OSError, ImportError, AttributeError, RuntimeError...
+            raise ImportError(_message(f"{module} {found} cannot be imported ({_first_line(error)})")) from error
+    import torch
+
+    if not hasattr(torch.ops.fbgemm, "jagged_to_padded_dense"):
+        raise ImportError(_message("the operators of fbgemm are not loaded: its build does not fit torch's"))
+
+
+def installed_version(*distributions: str) -> str | None:
+    """Version of the first of the distributions that is installed."""
+    for name in distributions:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
     return None
 
 
-def install_line() -> str:
-    """The shell line that installs matching versions for this machine."""
-    gpu = _wants_gpu()
-    python = sys.executable or "python"
-    line = f"{python} -m " + (_GPU_LINE if gpu else _CPU_LINE.format(python=python))
-    wrong_build = "fbgemm-gpu-cpu" if gpu else "fbgemm-gpu"
-    installed = _installed("fbgemm_gpu")
-    if wrong_build in installed:
-        # The two builds share their files: uninstalling one breaks the other.
-        line = f"{python} -m pip uninstall -y {' '.join(installed)} && {line}"
-    return line
+def install_lines(gpu: bool) -> list[str]:
+    """The commands that install the needed versions."""
+    if gpu:
+        return [f'pip install "torch=={TORCH}.*" "fbgemm-gpu=={FBGEMM}.*" "torchrec=={TORCHREC}.*"']
+    return [
+        f'pip install "torch=={TORCH}.*" "fbgemm-gpu-cpu=={FBGEMM}.*" tensordict torchmetrics==1.0.3 pyre-extensions',
+        f'pip install --no-deps "torchrec=={TORCHREC}.*"',
+    ]
 
 
-def _installed(module: str) -> dict[str, str]:
-    """Installed distributions of a module and their versions."""
-    found = {}
-    for distribution in _DISTRIBUTIONS[module]:
-        try:
-            found[distribution] = metadata.version(distribution)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _matches(module: str, version: str) -> bool:
-    return version.split("+")[0].split(".")[:2] == NEEDED[module].split(".")
-
-
-def _needed() -> str:
+def _message(problem: str) -> str:
+    versions = ", ".join(
+        f"{label} {installed_version(*names) or 'missing'}"
+        for label, names in (
+            ("torch", ("torch",)),
+            ("torchrec", ("torchrec",)),
+            ("fbgemm", ("fbgemm-gpu-cpu", "fbgemm-gpu")),
+        )
+    )
+    gpu = shutil.which("nvidia-smi") is not None and platform.system() == "Linux"
+    lines = "\n    ".join(install_lines(gpu))
     return (
-        "tpuemb_torch runs its embedding on torch 2.13, torchrec 1.8 and fbgemm 1.8 (fbgemm-gpu-cpu or fbgemm-gpu); "
-        "reading configurations needs none of them."
+        f"tpuemb_torch: {problem}.\n"
+        f"It needs torch {TORCH}, torchrec {TORCHREC} and fbgemm {FBGEMM} "
+        f"(found: {versions}). Install them with:\n    {lines}"
     )
 
 
-def _has_operators(torch: ModuleType) -> bool:
-    try:
-        return hasattr(torch.ops.fbgemm, "asynchronous_complete_cumsum")
-    except (AttributeError, RuntimeError):
-        return False
-
-
-def _wants_gpu() -> bool:
-    """Whether this machine has an NVIDIA driver, and a torch (if any) that can use it."""
-    if shutil.which("nvidia-smi") is None:
-        return False
-    try:
-        torch = import_module("torch")
-    except Exception:
-        return True
-    return getattr(getattr(torch, "version", None), "cuda", None) is not None
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

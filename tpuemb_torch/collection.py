@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from tpuemb_torch.config import Config, Table, load_config
 from tpuemb_torch.kernels import StepSource, StoredPart, TableBatchedEmbedding, TablePart, check_kernel, group_key
+from tpuemb_torch.optimizers.trainability import check_experimental, may_differentiate, training_refusal
 from tpuemb_torch.preprocessing import (
     COMBINERS,
     ID_POLICIES,
@@ -39,15 +40,17 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
         combiners: "sum", "mean" or "sqrtn" per table: a sequence in table order, or a mapping by table name (tables
             left out: "sum"); None is "sum" for all.  They are not part of the proto.
         device: where the tables live; "meta" allocates nothing, for sharding.
-        kernel: "auto" or "eager".
+        kernel: "eager"; "compiled" (update formulas through torch.compile, needs a C++ compiler); or "auto".
         id_policy: what happens to ids outside the table: "error" | "drop" | "clamp".
         gradient_reduction: "sum" over ranks (as on TPU) or "mean"; means nothing before sharding.
         seed: seed of the initial weights.
+        experimental: algorithms to train with although their formula is not known: "mdl_adagrad_light".
 
     Raises:
         ConfigError: for a config that cannot be used.
         ValueError: for a bad option.
-        NotImplementedError: for an optimizer that is not implemented.
+        NotImplementedError: for an optimizer that is not implemented.  The forward raises it in training mode where a
+            table does not train (`experimental`).
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
         id_policy: str = "error",
         gradient_reduction: str = "sum",
         seed: int = 0,
+        experimental: Collection[str] = (),
     ) -> None:
         config = config if isinstance(config, Config) else load_config(config)
         check_kernel(kernel)
@@ -94,13 +98,15 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
         self.id_policy = id_policy
         self.gradient_reduction = gradient_reduction
         self.seed = seed
+        self.kernel_kind = kernel
+        self.training_refusal = training_refusal(config, check_experimental(experimental))
         self.keys = [key for table in tables for key in keys_of[table.name]]
         self.preparation = KeyedPreparation(self.keys, id_policy)
         self.steps = StepSource(config.num_learning_rates)
         feature_parts = [index for index, table in enumerate(tables) for _ in keys_of[table.name]]
         self._device = torch.device(device)
         self.kernel = TableBatchedEmbedding(
-            [TablePart.whole(table) for table in tables], feature_parts, self._device, seed, self.steps
+            [TablePart.whole(table) for table in tables], feature_parts, self._device, seed, self.steps, kernel
         )
         self._dims = self.kernel.feature_dims
         self._link_weights()
@@ -119,7 +125,8 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
         """
         prepared = features if isinstance(features, PreparedInput) else self.prepare(features)
         kjt = prepared.kjt
-        values = self.kernel(kjt.values(), kjt.offsets(), kjt.weights_or_none())
+        with torch.set_grad_enabled(may_differentiate(self.training_refusal, self.training)):
+            values = self.kernel(kjt.values(), kjt.offsets(), kjt.weights_or_none())
         return KeyedTensor(self.preparation.names, self._dims, values)
 
     def prepare(self, kjt: KeyedJaggedTensor, combiners: Mapping[str, str] | None = None) -> PreparedInput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection as AbstractCollection
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -38,10 +39,11 @@ class TPUEmbedding(nn.Module):
         config: a `Config`, or anything `load_config` takes.
         combiners: see `TPUEmbeddingBagCollection`, as the others.
         device: where the tables live.
-        kernel: "auto" or "eager".
+        kernel: "auto" | "compiled" | "eager".
         id_policy: "error" | "drop" | "clamp".
         gradient_reduction: "sum" | "mean" over ranks.
         seed: seed of the initial weights.
+        experimental: algorithms to train with although their formula is not known: "mdl_adagrad_light".
     """
 
     collection: Collection
@@ -56,6 +58,7 @@ class TPUEmbedding(nn.Module):
         id_policy: str = "error",
         gradient_reduction: str = "sum",
         seed: int = 0,
+        experimental: AbstractCollection[str] = (),
     ) -> None:
         super().__init__()
         config = config if isinstance(config, Config) else load_config(config)
@@ -68,6 +71,7 @@ class TPUEmbedding(nn.Module):
                 id_policy=id_policy,
                 gradient_reduction=gradient_reduction,
                 seed=seed,
+                experimental=experimental,
             )
         )
         if config.pipeline_execution_with_tensor_core:
@@ -105,9 +109,12 @@ class TPUEmbedding(nn.Module):
 
         Raises:
             InputError: for a malformed batch; it changes nothing.
+            NotImplementedError: in training, for tables that do not train (see `experimental`).
         """
-        prepared, shapes = self._prepare(features)
         train = self.training and torch.is_grad_enabled() and self.config.mode != "inference"
+        if train:
+            self._check_trainable()
+        prepared, shapes = self._prepare(features)
         with torch.set_grad_enabled(train):
             activations = self._look_up(prepared, shapes)
         return dict(zip((feature.name for feature in self.config.features), activations, strict=True))
@@ -132,6 +139,7 @@ class TPUEmbedding(nn.Module):
         Raises:
             InputError: for a malformed batch.
             ValueError: for an unknown mode, or training of an INFERENCE config.
+            NotImplementedError: in a training mode, for tables that do not train (see `experimental`).
             RuntimeError: if too many batches wait already.
         """
         self.enqueue_with_combiners(features, mode, None)
@@ -139,6 +147,8 @@ class TPUEmbedding(nn.Module):
     def enqueue_with_combiners(self, features: object, mode: str, combiners: Sequence[str] | None) -> None:
         """`enqueue`, with combiners per table for this batch (None: those of the module), as the ops give them."""
         mode = resolve_mode(mode, self.config.mode)
+        if mode != "inference":
+            self._check_trainable()
         by_table = None if combiners is None else resolve_combiners(self.config, combiners)
         self._queue.enqueue(mode, *self._prepare(features, by_table))
 
@@ -236,6 +246,10 @@ class TPUEmbedding(nn.Module):
         )
 
     # Inside.
+
+    def _check_trainable(self) -> None:
+        if self.collection.training_refusal is not None:
+            raise NotImplementedError(self.collection.training_refusal)
 
     def _prepare(
         self, features: object, combiners: Mapping[str, str] | None = None

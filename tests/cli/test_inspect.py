@@ -15,7 +15,7 @@ def test_program() -> None:
     result = tpuemb("inspect", FILES / "valid" / "user_defined.pb")
     assert result.code == 0
     assert "Program of t:" in result.out
-    assert "step = f32[1,1] multiply(wide, g)" in result.out
+    assert "w' = w - lr*g" in result.out
 
 
 def test_json() -> None:

@@ -18,7 +18,7 @@ Proto = examples.Proto
 def rejected(proto: Proto) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         load_config(proto)
-    assert [str(e) for e in problems(proto)][0] == str(caught.value)
+    assert next(str(e) for e in problems(proto)) == str(caught.value)
     return caught.value
 
 
@@ -91,6 +91,7 @@ def test_feature_layout(old: str, new: str, field: str | None, words: str | None
     error = rejected(proto)
     assert error.field == field
     assert re.search(words, error.problem)
+    return None
 
 
 @pytest.mark.parametrize(

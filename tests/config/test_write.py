@@ -160,7 +160,7 @@ def test_save_replaces_a_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_save_needs_a_format(tmp_path: Path) -> None:
     config = load_config(examples.BY_FEATURE)
-    with pytest.raises(ConfigError, match="unknown file ending '.bin'"):
+    with pytest.raises(ConfigError, match=r"unknown file ending '\.bin'"):
         save_config(config, tmp_path / "x.bin")
     save_config(config, tmp_path / "x.bin", format="binary")
     assert (tmp_path / "x.bin").read_bytes() == config.serialize()

@@ -11,8 +11,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from tpuemb_torch.config.schema import Limits, Optimizer
-from tpuemb_torch.optimizers import StepNumbers, UpdateRule, apply_step, rule_class
+from tests.hlo_text import parse
+from tpuemb_torch.config.schema import LearningRate, Limits, Optimizer
+from tpuemb_torch.optimizers import StepNumbers, UpdateRule, apply_step, create_rule, slots_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -26,6 +27,8 @@ class Case:
     #: What changes with g = 0 where every value of the state is "interesting": "w" and slot names.
     zero_gradient_changes: frozenset[str]
     hyperparameters: Mapping[str, float | bool] = field(default_factory=dict)
+    #: user_defined_program only: the serialized module.
+    program: bytes | None = None
 
     @property
     def id(self) -> str:
@@ -33,11 +36,16 @@ class Case:
 
     @property
     def rule(self) -> UpdateRule:
-        return rule_class(self.algorithm)({name: as_float32(value) for name, value in self.hyperparameters.items()})
+        return create_rule(self.optimizer)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        numbers = {name: as_float32(value) for name, value in self.hyperparameters.items()}
+        return Optimizer(self.algorithm, numbers, LearningRate(constant=0.1), program=self.program)
 
     @property
     def slot_names(self) -> tuple[str, ...]:
-        return tuple(slot.name for slot in rule_class(self.algorithm).slots)
+        return tuple(slot.name for slot in slots_of(self.optimizer))
 
     @property
     def learning_rate(self) -> float:
@@ -61,7 +69,35 @@ F2A: dict[str, Any] = {
     "accumulator_decay": 0.9,
     "initial_accumulator_value": 0.01,
 }
+MDL: dict[str, Any] = {
+    "lr_power": -0.5,
+    "mdl_benefit_rampup_coeff": 2.0,
+    "min_servable_mdl_benefit": 0.1,
+    "mdl_min_weight": 0.2,
+    "max_event_benefit": 0.5,
+    "max_total_benefit": 0.9,
+}
 YOGI: dict[str, Any] = {"beta1": 0.9, "beta2": 0.99, "epsilon": 1e-3}
+
+PROGRAM = parse(
+    """
+    HloModule momentum
+    ENTRY momentum {
+      gradient = f32[1,1] parameter(0)
+      weights = f32[1,1] parameter(1)
+      momenta = f32[1,1] parameter(2)
+      rate = f32[] parameter(3)
+      decay = f32[] constant(0.9)
+      decays = f32[1,1] broadcast(decay)
+      kept = f32[1,1] multiply(decays, momenta)
+      new = f32[1,1] add(kept, gradient)
+      rates = f32[1,1] broadcast(rate)
+      step = f32[1,1] multiply(rates, new)
+      moved = f32[1,1] subtract(weights, step)
+      ROOT result = (f32[1,1], f32[1,1]) tuple(moved, new)
+    }
+    """
+).SerializeToString()
 
 CASES: Sequence[Case] = (
     _case("stochastic_gradient_descent"),
@@ -107,10 +143,14 @@ CASES: Sequence[Case] = (
     _case("proximal_yogi", "w m", variant="l1_l2", l1=0.05, l2=0.2, **YOGI),
     _case("frequency_estimator", "w last_hit_step", tau=0.1, max_delta=15.0, outlier_threshold=2.0),
     _case("assign", "w"),
+    _case("mdl_adagrad_light", "w", **MDL),
+    _case("mdl_adagrad_light", "w weights", variant="l2", l2=0.1, **MDL),
+    _case("mdl_adagrad_light", "w", variant="no_power", **(MDL | {"lr_power": 0.0})),
+    Case("momentum", "user_defined_program", frozenset({"w", "Slot_0"}), program=PROGRAM),
 )
 
 #: Slots that may be negative; the others are sums or means of squares, or counts.
-SIGNED = frozenset({"linears", "momenta", "mom", "mg", "m"})
+SIGNED = frozenset({"linears", "momenta", "mom", "mg", "m", "weights", "benefits", "Slot_0"})
 
 
 def state(case: Case, rng: np.random.Generator, shape: tuple[int, ...] = (16, 8)) -> tuple[Array, Array, list[Array]]:

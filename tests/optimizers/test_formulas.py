@@ -55,7 +55,7 @@ def test_adagrad_momentum_epsilon_is_inside_the_power_and_not_stored() -> None:
     assert w == pytest.approx(-m, rel=1e-6)
 
 
-@pytest.mark.parametrize("algorithm, slots", [("rms_prop", (0.01, 0.0)), ("centered_rms_prop", (0.01, 0.0, 0.0))])
+@pytest.mark.parametrize(("algorithm", "slots"), [("rms_prop", (0.01, 0.0)), ("centered_rms_prop", (0.01, 0.0, 0.0))])
 def test_rms_prop_epsilon_is_inside_the_root_not_squared(algorithm: str, slots: tuple[float, ...]) -> None:
     w = step(algorithm, 0.0, 1.0, 1.0, *slots, rho=1.0, epsilon=0.01)[0]
     assert w == pytest.approx(-1 / math.sqrt(0.01 + 0.01), rel=1e-5)  # outside: -9.09; squared: -9.95
@@ -75,7 +75,7 @@ def test_proximal_yogi_epsilon_is_outside_the_root() -> None:
 
 
 @pytest.mark.parametrize(
-    "algorithm, slots, options",
+    ("algorithm", "slots", "options"),
     [
         ("adagrad", (0.0,), {}),
         ("proximal_adagrad", (0.0,), {"l1": 0.1, "l2": 0.1}),
@@ -97,7 +97,7 @@ def test_a_zero_denominator_leaves_the_weight(
     assert step(algorithm, 0.7, 0.0, 0.1, *slots, **options)[0] == np.float32(0.7)
 
 
-@pytest.mark.parametrize("algorithm, options", [("ftrl", {"lr_power": -0.5}), ("online_yogi", {"beta2": 0.9})])
+@pytest.mark.parametrize(("algorithm", "options"), [("ftrl", {"lr_power": -0.5}), ("online_yogi", {"beta2": 0.9})])
 def test_ftrl_with_a_zero_denominator_is_zero(algorithm: str, options: dict[str, float | bool]) -> None:
     assert step(algorithm, 0.7, 0.0, 0.1, 0.0, 0.0, **options) == [0.0, 0.0, 0.0]
     assert step(algorithm, 0.7, 0.0, 0.1, 0.0, 0.3, **options)[0] == 0.0
@@ -192,7 +192,7 @@ def test_lion_uses_the_old_momentum_in_both_lines() -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["proximal_yogi", "online_yogi"])
-@pytest.mark.parametrize("v, expected", [(0.25, 0.375), (0.5, 0.375), (0.125, 0.25)])
+@pytest.mark.parametrize(("v", "expected"), [(0.25, 0.375), (0.5, 0.375), (0.125, 0.25)])
 def test_yogi_adds_where_the_square_is_not_below_v(algorithm: str, v: float, expected: float) -> None:
     slot = 1  # v is the first slot of both
     assert step(algorithm, 0.1, 0.5, 0.1, v, 0.0, beta2=0.5)[slot] == expected  # g^2 = 0.25, s(0) = +1
@@ -239,7 +239,7 @@ def test_proximal_yogi_shrinks_then_divides() -> None:
 
 
 @pytest.mark.parametrize(
-    "w, h, now, expected",
+    ("w", "h", "now", "expected"),
     [(10.0, 0.0, 4.0, 0.9 * 10 + 0.1 * 4), (10.0, 0.0, 20.0, 15.0), (10.0, 0.0, 19.0, 0.9 * 10 + 0.1 * 15)],
 )
 def test_frequency_estimator(w: float, h: float, now: float, expected: float) -> None:

@@ -43,7 +43,7 @@ def mistyped_fields(message: Message) -> Iterator[str]:
 
 def _fields(message: Message) -> Iterable[Any]:
     fields: Any = UnknownFieldSet(message)  # the type stubs know no iteration
-    return fields  # type: ignore[no-any-return]
+    return fields
 
 
 def _messages(message: Message, path: str) -> Iterator[tuple[str, Message]]:

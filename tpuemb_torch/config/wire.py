@@ -38,7 +38,7 @@ class Damage:
     reason: str
 
 
-class _Stop(Exception):
+class _Stop(Exception):  # noqa: N818 (a signal, not an error)
     def __init__(self, path: str, offset: int, reason: str) -> None:
         self.damage = Damage(path, offset, reason)
 

@@ -16,7 +16,7 @@ _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-class _Loader(_SafeLoader):  # type: ignore[misc]
+class _Loader(_SafeLoader):
     """A safe loader that rejects a key given twice instead of using the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -57,7 +57,7 @@ def dump(value: Any) -> str:
     return text
 
 
-class _Dumper(_SafeDumper):  # type: ignore[misc]
+class _Dumper(_SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 

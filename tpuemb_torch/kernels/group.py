@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from tpuemb_torch.config import Optimizer
 from tpuemb_torch.kernels.numbers import TableNumbers
+from tpuemb_torch.kernels.row_step import compiled_row_step, eager_row_step
 from tpuemb_torch.kernels.step_inputs import StepInputs
 from tpuemb_torch.kernels.tables import StoredPart, TablePart
 from tpuemb_torch.kernels.update import GradientRows, sort_ids, sweep_rows, update_rows
@@ -38,11 +39,12 @@ class TableGroup(nn.Module):
 
     row_starts: Tensor
 
-    def __init__(self, parts: Sequence[TablePart], device: torch.device) -> None:
+    def __init__(self, parts: Sequence[TablePart], device: torch.device, kernel: str = "eager") -> None:
         super().__init__()
         optimizer = parts[0].table.optimizer
         self.parts = list(parts)
         self.rule = create_rule(optimizer)
+        self.row_step = compiled_row_step(self.rule) if kernel == "compiled" else eager_row_step(self.rule)
         self.quantization = optimizer.quantization
         #: Each core's contribution is a step of its own, in core order, instead of one step with the sum.
         self.steps_per_core = optimizer.accumulation == "disabled"
@@ -109,7 +111,7 @@ class TableGroup(nn.Module):
         rows = GradientRows(gradient, bag[ordered.order], None if gains is None else gains[ordered.order])
         step = self.numbers.step(rates)
         apply = sweep_rows if self.rule.sweeps_all_rows else update_rows
-        apply(self.rule, self.numbers, step, self.row_starts, self.state(), ordered, rows)
+        apply(self.row_step, self.numbers, step, self.row_starts, self.state(), ordered, rows)
 
 
 class FusedLookup(torch.autograd.Function):

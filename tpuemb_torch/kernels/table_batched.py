@@ -9,16 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from tpuemb_torch.kernels.group import FusedLookup, TableGroup, group_key
+from tpuemb_torch.kernels.row_step import compiler_found
 from tpuemb_torch.kernels.step_inputs import StepInputs
 from tpuemb_torch.kernels.tables import StoredPart, TablePart, fill_initial
 
-KERNELS = ("auto", "eager")
+KERNELS = ("auto", "compiled", "eager")
 
 
 def check_kernel(kernel: str) -> None:
     """Raises ValueError for a kernel that there is not, naming those that there are."""
     if kernel not in KERNELS:
         raise ValueError(f"kernel {kernel!r} is not available: choose one of {', '.join(KERNELS)}")
+    if kernel == "compiled" and not compiler_found():
+        raise ValueError('kernel "compiled" needs a C++ compiler: install g++ or clang++ (or set CXX), or use "eager"')
 
 
 class TableBatchedEmbedding(nn.Module):
@@ -33,6 +36,7 @@ class TableBatchedEmbedding(nn.Module):
         device: where the buffers live ("meta": nowhere).
         seed: seed of the initial weights.
         step_inputs: called in each backward.
+        kernel: "compiled" or "eager"; "auto" is eager.
     """
 
     feature_starts: Tensor
@@ -44,6 +48,7 @@ class TableBatchedEmbedding(nn.Module):
         device: torch.device,
         seed: int,
         step_inputs: Callable[[], StepInputs],
+        kernel: str = "auto",
     ) -> None:
         super().__init__()
         if list(feature_parts) != sorted(feature_parts):
@@ -52,7 +57,7 @@ class TableBatchedEmbedding(nn.Module):
         self._step_inputs = step_inputs
         runs = groupby(range(len(parts)), key=lambda i: group_key(parts[i].table.optimizer, len(parts[i].columns)))
         members = [list(run) for _, run in runs]
-        self.groups = nn.ModuleList(TableGroup([parts[i] for i in run], device) for run in members)
+        self.groups = nn.ModuleList(TableGroup([parts[i] for i in run], device, kernel) for run in members)
         first_rows = [row for group in self.table_groups() for row in group.first_rows[:-1]]
         group_of = [number for number, run in enumerate(members) for _ in run]
         # Features of a group are consecutive, as its tables are.

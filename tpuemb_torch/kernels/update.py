@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from tpuemb_torch.kernels.numbers import TableNumbers
-from tpuemb_torch.optimizers import StepNumbers, UpdateRule, apply_step
+from tpuemb_torch.kernels.row_step import RowStep
+from tpuemb_torch.optimizers import StepNumbers
 
 #: Distinct rows folded and stepped at a time.  Everything at once would allocate (and page in) temporaries of the
 #: size of the batch's rows in every step; a few thousand rows stay in cache.
@@ -72,7 +73,7 @@ class GradientRows:
 
 
 def update_rows(
-    rule: UpdateRule,
+    row_step: RowStep,
     numbers: TableNumbers,
     step: StepNumbers,
     row_starts: Tensor,
@@ -83,7 +84,7 @@ def update_rows(
     """Steps every distinct row once, in place.
 
     Args:
-        rule: the group's update rule.
+        row_step: the group's step of some rows.
         numbers: the group's numbers, and `step` those of this step.
         step: from `numbers.step`.
         row_starts: int64 `[tables + 1]`.
@@ -94,11 +95,11 @@ def update_rows(
     for begin in range(0, ids.rows.numel(), CHUNK_ROWS):
         rows = ids.rows[begin : begin + CHUNK_ROWS]
         folded = gradient.fold(ids.starts[begin : begin + CHUNK_ROWS + 1])
-        _step(rule, numbers.of_rows(step, row_starts, rows), state, rows, folded)
+        row_step(numbers.of_rows(step, row_starts, rows), state, rows, folded)
 
 
 def sweep_rows(
-    rule: UpdateRule,
+    row_step: RowStep,
     numbers: TableNumbers,
     step: StepNumbers,
     row_starts: Tensor,
@@ -112,16 +113,9 @@ def sweep_rows(
         first, last = torch.searchsorted(ids.rows, torch.stack([rows[0], rows[-1] + 1])).tolist()
         if first < last:
             dense.index_copy_(0, ids.rows[first:last] - begin, gradient.fold(ids.starts[first : last + 1]))
-        _step(rule, numbers.of_rows(step, row_starts, rows), state, rows, dense)
+        row_step(numbers.of_rows(step, row_starts, rows), state, rows, dense)
 
 
 def _all_rows(count: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:
     for begin in range(0, count, CHUNK_ROWS):
         yield begin, torch.arange(begin, min(begin + CHUNK_ROWS, count), device=device)
-
-
-def _step(rule: UpdateRule, numbers: StepNumbers, state: Sequence[Tensor], rows: Tensor, gradient: Tensor) -> None:
-    old = [values.index_select(0, rows) for values in state]
-    new = apply_step(rule, numbers, old[0], gradient, *old[1:])
-    for values, value in zip(state, new, strict=True):
-        values.index_copy_(0, rows, value)

@@ -7,6 +7,10 @@ tensorflow/core/ops/tpu_embedding_ops.cc).
 """
 
 from tpuemb_torch.ops import parameters as _parameters
+from tpuemb_torch.ops.all_parameters import (
+    load_all_tpu_embedding_parameters,
+    retrieve_all_tpu_embedding_parameters,
+)
 from tpuemb_torch.ops.enqueue import (
     dynamic_enqueue_tpu_embedding_arbitrary_tensor_batch,
     dynamic_enqueue_tpu_embedding_ragged_tensor_batch,
@@ -41,7 +45,9 @@ __all__ = [
     "enqueue_tpu_embedding_sparse_batch",
     "enqueue_tpu_embedding_sparse_tensor_batch",
     "is_tpu_embedding_initialized",
+    "load_all_tpu_embedding_parameters",
     "recv_tpu_embedding_activations",
+    "retrieve_all_tpu_embedding_parameters",
     "send_tpu_embedding_gradients",
     "use",
     "xla_recv_tpu_embedding_activations",

@@ -42,10 +42,13 @@ class UpdateRule(ABC):
 
     #: Name of the oneof case in `OptimizationParameters`.
     algorithm: ClassVar[str]
-    #: Slot variables after `parameters`, in the order of the state and of the Load/Retrieve ops.
-    slots: ClassVar[tuple[Slot, ...]] = ()
+    #: Slot variables after `parameters`, in the order of the state and of the Load/Retrieve ops.  Where they depend
+    #: on the configuration, an instance has its own; ask `slots_of(optimizer)` without one.
+    slots: tuple[Slot, ...] = ()
     #: The part of the op names: Load{op_name}Parameters; None where TensorFlow has no own ops.
     op_name: ClassVar[str | None] = None
+    #: Why a table does not train with this rule unless its user insists; None for a rule that can be relied on.
+    untrainable_reason: ClassVar[str | None] = None
     #: The scalars of a step, besides hyper-parameters: "lr" is positional; "step" (the step counter of
     #: frequency_aware_adagrad) is an extra keyword of `update` and `reference`.
     dynamic_inputs: ClassVar[tuple[Literal["lr", "step"], ...]] = ("lr",)
@@ -65,6 +68,16 @@ class UpdateRule(ABC):
                 own = ", ".join(known) or "none"
                 raise TypeError(f"{self.algorithm} has no hyper-parameter {name!r}; it has: {own}")
             setattr(self, name, value)
+
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> UpdateRule:
+        """The rule of a table's optimizer, which is of this algorithm."""
+        return cls(optimizer.hyperparameters)
+
+    @classmethod
+    def slots_of(cls, optimizer: Optimizer) -> tuple[Slot, ...]:
+        """The slots of `of(optimizer)`, without building it."""
+        return cls.slots
 
     @abstractmethod
     def update(self, w: Tensor, g: Tensor, lr: Tensor, *slots: Tensor) -> tuple[Tensor, ...]:
@@ -121,5 +134,15 @@ def create_rule(optimizer: Optimizer) -> UpdateRule:
 
     Raises:
         NotImplementedError: where the algorithm has no rule.
+        ValueError: for a user-defined program that cannot be run.
     """
-    return rule_class(optimizer.algorithm)(optimizer.hyperparameters)
+    return rule_class(optimizer.algorithm).of(optimizer)
+
+
+def slots_of(optimizer: Optimizer) -> tuple[Slot, ...]:
+    """Returns the slot variables of a table's optimizer, in the order of the state.
+
+    Raises:
+        NotImplementedError: where the algorithm has no rule.
+    """
+    return rule_class(optimizer.algorithm).slots_of(optimizer)

@@ -220,3 +220,4 @@ def ragged_shape(feature: Feature, rows: int, leading: int | None) -> tuple[tupl
         f"{rows} ragged rows do not fit shape {list(full)}: give {samples} rows (bags) "
         f"or a number that divides it (sequences)",
     )
+    return None

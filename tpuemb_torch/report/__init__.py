@@ -1,7 +1,7 @@
 """Descriptions of a configuration for people (text tables) and for programs (JSON)."""
 
 from tpuemb_torch.report.description import describe
-from tpuemb_torch.report.program import program_listing
+from tpuemb_torch.report.program import program_formula
 from tpuemb_torch.report.tables import print_config
 
-__all__ = ["describe", "print_config", "program_listing"]
+__all__ = ["describe", "print_config", "program_formula"]

@@ -6,10 +6,8 @@ from math import isinf
 from typing import Any
 
 from tpuemb_torch.config import Config, Limits, Optimizer, Table
-from tpuemb_torch.config.hlo import count_slots
 from tpuemb_torch.config.ranges import float32_text
-from tpuemb_torch.protos import hlo_pb2
-from tpuemb_torch.report.program import program_listing
+from tpuemb_torch.report.program import program_formula
 
 _FLOAT32_BYTES = 4
 
@@ -35,7 +33,7 @@ def describe(config: Config) -> dict[str, Any]:
         "profile_data_directory": config.profile_data_directory,
         "num_learning_rates": config.num_learning_rates,
         "weight_bytes": sum(table["weight_bytes"] for table in tables),
-        "slot_bytes": _total(table["slot_bytes"] for table in tables),
+        "slot_bytes": sum(table["slot_bytes"] for table in tables),
         "tables": tables,
         "features": [
             {
@@ -50,14 +48,18 @@ def describe(config: Config) -> dict[str, Any]:
     }
 
 
-def slot_names(optimizer: Optimizer) -> list[str] | None:
-    """Returns the names of a table's slot variables, None for an algorithm without an update rule."""
-    if optimizer.program is not None:
-        return [f"Slot_{i}" for i in range(count_slots(hlo_pb2.HloModuleProto.FromString(optimizer.program)))]
-    from tpuemb_torch.optimizers import rules  # imports torch
+def slot_names(optimizer: Optimizer) -> list[str]:
+    """Returns the names of a table's slot variables."""
+    from tpuemb_torch.optimizers import slots_of  # imports torch
 
-    rule = rules().get(optimizer.algorithm)
-    return None if rule is None else [slot.name for slot in rule.slots]
+    return [slot.name for slot in slots_of(optimizer)]
+
+
+def untrainable_reason(algorithm: str) -> str | None:
+    """Returns why tables with an algorithm train only on request, None for one that can be relied on."""
+    from tpuemb_torch.optimizers import rule_class  # imports torch
+
+    return rule_class(algorithm).untrainable_reason
 
 
 def _table(table: Table, features: list[str]) -> dict[str, Any]:
@@ -87,7 +89,7 @@ def _table(table: Table, features: list[str]) -> dict[str, Any]:
         "hot_id_replication": optimizer.hot_id_replication,
         "slots": slots,
         "weight_bytes": weight_bytes,
-        "slot_bytes": None if slots is None else len(slots) * weight_bytes,
+        "slot_bytes": len(slots) * weight_bytes,
     }
     if optimizer.quantization is not None:
         quantization = optimizer.quantization
@@ -97,7 +99,7 @@ def _table(table: Table, features: list[str]) -> dict[str, Any]:
             "num_buckets": quantization.num_buckets,
         }
     if optimizer.program is not None:
-        description["program"] = program_listing(optimizer.program)
+        description["program"] = program_formula(optimizer.program)
     return description
 
 
@@ -109,6 +111,14 @@ def _notes(config: Config) -> list[str]:
         if names:
             notes.append(
                 f"{option} is a matter of memory layout on a TPU; accepted, without effect here: {_list(names)}"
+            )
+    for algorithm in sorted({table.optimizer.algorithm for table in config.tables}):
+        reason = untrainable_reason(algorithm)
+        if reason is not None:
+            names = [t.name for t in config.tables if t.optimizer.algorithm == algorithm]
+            notes.append(
+                f'{algorithm} does not train without experimental={{"{algorithm}"}}: {reason}; all else works: '
+                f"{_list(names)}"
             )
     if config.profile_data_directory:
         notes.append("profile_data_directory has no effect here")
@@ -130,8 +140,3 @@ def _limits(limits: Limits) -> list[float | None] | None:
     if not limits.active:
         return None
     return [None if isinf(bound) else _number(bound) for bound in (limits.lower, limits.upper)]
-
-
-def _total(sizes: Any) -> int | None:
-    known = list(sizes)
-    return None if None in known else sum(known)

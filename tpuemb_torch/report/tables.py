@@ -135,7 +135,7 @@ def _optimizer(table: dict[str, Any]) -> _Optimizer:
         algorithm=table["algorithm"],
         numbers=tuple(f"{name}={_value(value)}" for name, value in table["hyperparameters"].items()),
         options=tuple(_options(table)),
-        slots="unknown" if table["slots"] is None else ", ".join(table["slots"]) or "none",
+        slots=", ".join(table["slots"]) or "none",
     )
 
 

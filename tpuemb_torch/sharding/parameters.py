@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tpuemb_torch.config import Config, Table
 from tpuemb_torch.kernels import StoredPart
-from tpuemb_torch.optimizers import rule_class
+from tpuemb_torch.optimizers import slots_of
 from tpuemb_torch.sharding.exchange import Block, Piece, move, raise_together
 from tpuemb_torch.sharding.placement import shard_rows
 
@@ -19,7 +19,7 @@ Parameters = dict[str, dict[str, Tensor]]
 
 def slot_names(table: Table) -> tuple[str, ...]:
     """Names of a table's state, "parameters" first, in the order of the Load and Retrieve ops."""
-    return ("parameters", *(slot.name for slot in rule_class(table.optimizer.algorithm).slots))
+    return ("parameters", *(slot.name for slot in slots_of(table.optimizer)))
 
 
 def load(

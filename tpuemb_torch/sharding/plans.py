@@ -18,7 +18,7 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv, ShardingPlan
 
 from tpuemb_torch.collection import TPUEmbeddingBagCollection
-from tpuemb_torch.optimizers import rule_class
+from tpuemb_torch.optimizers import slots_of
 from tpuemb_torch.sharding.torchrec_plugin import SHARDING_TYPES, ShardedTPUEmbeddingBagCollection, TPUEmbeddingSharder
 
 Plan: TypeAlias = str | Mapping[str, str] | ShardingPlan | EmbeddingModuleShardingPlan
@@ -70,7 +70,7 @@ def module_sharding_plan(
         found = planner.collective_plan(module, [TPUEmbeddingSharder()], group).plan[""]
         assert isinstance(found, EmbeddingModuleShardingPlan)
         return found
-    kinds = {name: plan for name in tables} if isinstance(plan, str) else dict(plan)
+    kinds = dict.fromkeys(tables, plan) if isinstance(plan, str) else dict(plan)
     if set(kinds) != set(tables):
         raise ValueError(f"the plan names tables {sorted(kinds)}, the config has {sorted(tables)}: give each one kind")
     for name, kind in kinds.items():
@@ -104,7 +104,7 @@ def module_sharding_plan(
 def balanced_ranks(module: TPUEmbeddingBagCollection, tables: list[str], world: int) -> dict[str, int]:
     """A rank for each table: the largest first, always to the rank with the least numbers to store."""
     size = {
-        t.name: t.vocabulary_size * t.dimension * (1 + len(rule_class(t.optimizer.algorithm).slots))
+        t.name: t.vocabulary_size * t.dimension * (1 + len(slots_of(t.optimizer)))
         for t in module.config.tables
     }
     load = [0] * world

@@ -44,6 +44,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from tpuemb_torch.collection import TPUEmbeddingBagCollection
 from tpuemb_torch.kernels import StepSource, StoredPart, TableBatchedEmbedding, TablePart, group_key
+from tpuemb_torch.optimizers.trainability import may_differentiate
 from tpuemb_torch.preprocessing import InputError, PreparedInput
 from tpuemb_torch.sharding.exchange import Piece, move
 from tpuemb_torch.sharding.placement import RowPlacement, padded_rows, shard_rows
@@ -76,7 +77,9 @@ class FusedTables(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
             assert local.local_metadata is not None
             first_column = local.local_metadata.shard_offsets[1]
             parts.append(TablePart(table, rows, range(first_column, first_column + local.local_cols)))
-        self._emb_module = TableBatchedEmbedding(parts, self._feature_table_map, device, collection.seed, steps)
+        self._emb_module = TableBatchedEmbedding(
+            parts, self._feature_table_map, device, collection.seed, steps, collection.kernel_kind
+        )
         self._optim = EmbeddingFusedOptimizer(config, self._emb_module, pg)
 
     @property
@@ -210,6 +213,7 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self.id_policy = module.id_policy
         self.gradient_reduction = module.gradient_reduction
         self.seed = module.seed
+        self.training_refusal = module.training_refusal
         self.steps: StepSource = object.__getattribute__(self, "_steps")
         self.steps.rates = module.steps.rates
         self._placement = RowPlacement(
@@ -260,6 +264,7 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor | PreparedInput
     ) -> Awaitable[Awaitable[KJTList]]:
         """Prepares the batch, agrees with the other ranks on a common size, and distributes it."""
+        may_differentiate(self.training_refusal, self.training)
         with torch.no_grad():
             try:
                 prepared = features if isinstance(features, PreparedInput) else self.prepare(features)
@@ -300,7 +305,8 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         return _cut(super().output_dist(ctx, output), ctx.own_stride)
 
     def compute_and_output_dist(self, ctx: EmbeddingBagCollectionContext, input: KJTList) -> LazyAwaitable[KeyedTensor]:
-        return _cut(super().compute_and_output_dist(ctx, input), ctx.own_stride)
+        with torch.set_grad_enabled(may_differentiate(self.training_refusal, self.training)):
+            return _cut(super().compute_and_output_dist(ctx, input), ctx.own_stride)
 
     def create_context(self) -> EmbeddingBagCollectionContext:
         return _Context()
