@@ -110,6 +110,7 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
         )
         self._dims = self.kernel.feature_dims
         self._link_weights()
+        self.register_load_state_dict_post_hook(_take_assigned_weights)
 
     def forward(self, features: KeyedJaggedTensor | PreparedInput) -> KeyedTensor:
         """Looks up a batch.
@@ -123,6 +124,7 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
         Raises:
             InputError: for a malformed batch; nothing is looked up then.
         """
+        self._check_allocated()
         prepared = features if isinstance(features, PreparedInput) else self.prepare(features)
         kjt = prepared.kjt
         with torch.set_grad_enabled(may_differentiate(self.training_refusal, self.training)):
@@ -143,7 +145,15 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
 
     def stored(self) -> list[StoredPart]:
         """The parts of the tables held in this process, with live views."""
+        self._check_allocated()
         return self.kernel.stored()
+
+    def _check_allocated(self) -> None:
+        if self._device.type == "meta":
+            raise RuntimeError(
+                'the tables are on device "meta": shard the layer (tpuemb_torch.shard), or allocate them with '
+                '.to_empty(device="cpu") and reset_parameters()'
+            )
 
     @property
     def process_group(self) -> None:
@@ -154,6 +164,11 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
         """Writes the initial weights and slots again (and allocates nothing)."""
         if self._device.type != "meta":
             self.kernel.reset_parameters(self.seed)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Copies and pickles: their parameters become views of their own buffers."""
+        super().__setstate__(state)
+        self._link_weights()
 
     def _link_weights(self) -> None:
         """Makes `embedding_bags.<table>.weight` views of the kernel's buffers."""
@@ -168,6 +183,15 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
         self._device = self.kernel.feature_starts.device
         self._link_weights()
         return self
+
+
+def _take_assigned_weights(module: TPUEmbeddingBagCollection, _incompatible: object) -> None:
+    """After `load_state_dict(assign=True)`, which replaces parameters: their values go into the kernel's buffers."""
+    for stored in module.kernel.stored():
+        own, weight = stored.tensors["parameters"], module.embedding_bags[stored.part.table.name].weight
+        if weight.data_ptr() != own.data_ptr():
+            own.copy_(weight.detach())
+    module._link_weights()
 
 
 def resolve_combiners(config: Config, combiners: Combiners) -> dict[str, str]:

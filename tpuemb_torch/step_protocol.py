@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -112,6 +113,8 @@ def check_gradients(
         if gradient is None:
             checked.append(torch.zeros(shape))
             continue
+        if isinstance(gradient, np.ndarray):
+            gradient = torch.from_numpy(gradient)
         if not isinstance(gradient, Tensor):
             raise TypeError(f"gradient of {name!r} must be a tensor or None, got {type(gradient).__name__}")
         if tuple(gradient.shape) != shape:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from tpuemb_torch.config import Optimizer
 from tpuemb_torch.kernels.numbers import TableNumbers
-from tpuemb_torch.kernels.row_step import compiled_row_step, eager_row_step
+from tpuemb_torch.kernels.row_step import CompiledRowStep, EagerRowStep
 from tpuemb_torch.kernels.step_inputs import StepInputs
 from tpuemb_torch.kernels.tables import StoredPart, TablePart
 from tpuemb_torch.kernels.update import GradientRows, sort_ids, sweep_rows, update_rows
@@ -44,7 +44,7 @@ class TableGroup(nn.Module):
         optimizer = parts[0].table.optimizer
         self.parts = list(parts)
         self.rule = create_rule(optimizer)
-        self.row_step = compiled_row_step(self.rule) if kernel == "compiled" else eager_row_step(self.rule)
+        self.row_step = (CompiledRowStep if kernel == "compiled" else EagerRowStep)(self.rule)
         self.quantization = optimizer.quantization
         #: Each core's contribution is a step of its own, in core order, instead of one step with the sum.
         self.steps_per_core = optimizer.accumulation == "disabled"

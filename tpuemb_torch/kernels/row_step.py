@@ -20,42 +20,50 @@ _log = logging.getLogger("tpuemb_torch.kernels")
 RowStep = Callable[[StepNumbers, Sequence[Tensor], Tensor, Tensor], None]
 
 
-def eager_row_step(rule: UpdateRule) -> RowStep:
+class EagerRowStep:
     """The step op by op."""
 
-    def step(numbers: StepNumbers, state: Sequence[Tensor], rows: Tensor, gradient: Tensor) -> None:
+    def __init__(self, rule: UpdateRule) -> None:
+        self.rule = rule
+
+    def __call__(self, numbers: StepNumbers, state: Sequence[Tensor], rows: Tensor, gradient: Tensor) -> None:
         old = [values.index_select(0, rows) for values in state]
-        new = apply_step(rule, numbers, old[0], gradient, *old[1:])
+        new = apply_step(self.rule, numbers, old[0], gradient, *old[1:])
         for values, value in zip(state, new, strict=True):
             values.index_copy_(0, rows, value)
 
-    return step
 
-
-def compiled_row_step(rule: UpdateRule) -> RowStep:
+class CompiledRowStep:
     """The step as one compiled function: gather, formula and scatter in a pass over memory.
 
     One compilation serves all numbers of rows, rates and limits.  The first call compiles (torch keeps the result
     on disk, so that other processes do not) and says so.
     """
-    compiled = torch.compile(eager_row_step(rule), dynamic=True, fullgraph=True)
-    seen: set[tuple[object, ...]] = set()
 
-    def step(numbers: StepNumbers, state: Sequence[Tensor], rows: Tensor, gradient: Tensor) -> None:
+    def __init__(self, rule: UpdateRule) -> None:
+        self.rule = rule
+        self._compiled: RowStep | None = None
+        self._seen: set[tuple[object, ...]] = set()
+
+    def __call__(self, numbers: StepNumbers, state: Sequence[Tensor], rows: Tensor, gradient: Tensor) -> None:
         if rows.numel() == 1:
             # torch.compile specialises on size 1; a row stepped twice from the same numbers is the same row.
             rows, gradient = rows.expand(2).contiguous(), gradient.expand(2, -1).contiguous()
             numbers = StepNumbers(*(v if v is None or v.dim() == 0 else v.expand(2, 1) for v in numbers))  # type: ignore[arg-type]
+        if self._compiled is None:
+            self._compiled = torch.compile(EagerRowStep(self.rule).__call__, dynamic=True, fullgraph=True)
         kind = (state[0].device.type, state[0].shape[1] == 1, *(None if v is None else v.dim() for v in numbers))
-        if kind in seen:
-            compiled(numbers, state, rows, gradient)
+        if kind in self._seen:
+            self._compiled(numbers, state, rows, gradient)
             return
         start = time.perf_counter()
-        compiled(numbers, state, rows, gradient)
-        seen.add(kind)
-        _log.info("compiled the %s update in %.1f s", rule.algorithm, time.perf_counter() - start)
+        self._compiled(numbers, state, rows, gradient)
+        self._seen.add(kind)
+        _log.info("compiled the %s update in %.1f s", self.rule.algorithm, time.perf_counter() - start)
 
-    return step
+    def __getstate__(self) -> dict[str, object]:
+        # Copies and pickles compile for themselves.
+        return {"rule": self.rule, "_compiled": None, "_seen": set()}
 
 
 def compiler_found() -> bool:

@@ -29,10 +29,10 @@ class StepSource:
     Args:
         num_learning_rates: number of dynamic tags.
         cores: see `StepInputs`.
-        scale: gives the gradient scale at the time of the backward.
+        scale: gives the gradient scale at the time of the backward; None is 1.
     """
 
-    def __init__(self, num_learning_rates: int, cores: int = 1, scale: Callable[[], float] = lambda: 1.0) -> None:
+    def __init__(self, num_learning_rates: int, cores: int = 1, scale: Callable[[], float] | None = None) -> None:
         self.num_learning_rates = num_learning_rates
         self.cores = cores
         self._scale = scale
@@ -53,7 +53,7 @@ class StepSource:
                 f"the config has {self.num_learning_rates} dynamic learning rate(s): "
                 "call set_learning_rates() before the backward"
             )
-        return StepInputs(self.rates, self._scale(), self.cores)
+        return StepInputs(self.rates, 1.0 if self._scale is None else self._scale(), self.cores)
 
 
 def check_rates(rates: Sequence[float | Tensor], count: int) -> Tensor:

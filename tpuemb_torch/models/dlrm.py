@@ -22,13 +22,20 @@ class DLRM(nn.Module):
         dense_features: number of dense inputs.
         bottom: hidden sizes of the network on the dense inputs; its output has the embedding dimension.
         top: hidden sizes of the network on the interactions; its output is the logit.
+        vectors_in_top: whether the top network also sees the activations themselves, beside their products (the
+            paper's does not; with few features it helps).
 
     Raises:
         ValueError: if the features cannot interact.
     """
 
     def __init__(
-        self, embedding: TPUEmbedding, dense_features: int, bottom: Sequence[int] = (64,), top: Sequence[int] = (64, 32)
+        self,
+        embedding: TPUEmbedding,
+        dense_features: int,
+        bottom: Sequence[int] = (64,),
+        top: Sequence[int] = (64, 32),
+        vectors_in_top: bool = False,
     ) -> None:
         super().__init__()
         features = embedding.config.features
@@ -45,8 +52,10 @@ class DLRM(nn.Module):
         (dimension,) = dimensions
         self.embedding = embedding
         self.bottom = mlp([dense_features, *bottom, dimension])
+        self.vectors_in_top = vectors_in_top
         vectors = 1 + len(self.deep)
-        self.top = mlp([dimension + vectors * (vectors - 1) // 2, *top, 1], final_activation=False)
+        inputs = dimension * (vectors if vectors_in_top else 1) + vectors * (vectors - 1) // 2
+        self.top = mlp([inputs, *top, 1], final_activation=False)
         self.register_buffer("pairs", torch.triu_indices(vectors, vectors, offset=1), persistent=False)
 
     def forward(self, dense: Tensor, features: Mapping[str, object]) -> Tensor:
@@ -64,5 +73,6 @@ class DLRM(nn.Module):
         vectors = torch.stack([bottom, *(activations[name] for name in self.deep)], dim=1)
         products = vectors @ vectors.transpose(1, 2)
         first, second = self.get_buffer("pairs")
-        logit = self.top(torch.cat([bottom, products[:, first, second]], dim=1))
+        seen = vectors.flatten(1) if self.vectors_in_top else bottom
+        logit = self.top(torch.cat([seen, products[:, first, second]], dim=1))
         return sum((activations[name] for name in self.wide), logit).squeeze(1)

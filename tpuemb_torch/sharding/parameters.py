@@ -34,9 +34,7 @@ def load(
     pieces: list[Piece] = []
     error: Exception | None = None
     try:
-        pieces = [
-            _given(config, name, tensors, num_shards, shard_id) for name, tensors in parameters.items() if tensors
-        ]
+        pieces = [_given(config, name, tensors, num_shards, shard_id) for name, tensors in parameters.items()]
     except (ValueError, TypeError) as problem:
         error = problem
     raise_together(error, group)
@@ -55,6 +53,8 @@ def retrieve(
     wanted: list[Piece] = []
     error: Exception | None = None
     try:
+        if isinstance(tables, str):
+            raise TypeError(f"tables must be a sequence of names, got the string {tables!r}")
         names = [table.name for table in config.tables] if tables is None else list(tables)
         for name in names:
             table = _table(config, name)
@@ -87,6 +87,8 @@ def _shard(config: Config, table: Table, num_shards: int, shard_id: int) -> rang
 
 def _given(config: Config, name: str, tensors: Mapping[str, object], num_shards: int, shard_id: int) -> Piece:
     table = _table(config, name)
+    if not isinstance(tensors, Mapping):
+        raise TypeError(f"table {name!r}: give its tensors by slot name, got {type(tensors).__name__}")
     rows = _shard(config, table, num_shards, shard_id)
     names = slot_names(table)
     known = ", ".join(names)

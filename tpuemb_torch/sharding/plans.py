@@ -103,10 +103,7 @@ def module_sharding_plan(
 
 def balanced_ranks(module: TPUEmbeddingBagCollection, tables: list[str], world: int) -> dict[str, int]:
     """A rank for each table: the largest first, always to the rank with the least numbers to store."""
-    size = {
-        t.name: t.vocabulary_size * t.dimension * (1 + len(slots_of(t.optimizer)))
-        for t in module.config.tables
-    }
+    size = {t.name: t.vocabulary_size * t.dimension * (1 + len(slots_of(t.optimizer))) for t in module.config.tables}
     load = [0] * world
     ranks: dict[str, int] = {}
     for name in sorted(tables, key=lambda name: (-size[name], name)):
