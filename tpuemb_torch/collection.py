@@ -180,7 +180,7 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
         if fn(torch.empty(0)).dtype != torch.float32:
             raise TypeError("tables and slots of the TPU embedding layer are float32; they cannot change dtype")
         super()._apply(fn, recurse)
-        self._device = self.kernel.feature_starts.device
+        self._device = self.kernel.device
         self._link_weights()
         return self
 

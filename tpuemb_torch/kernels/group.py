@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tpuemb_torch.config import Optimizer
+from tpuemb_torch.kernels.constants import Constant
 from tpuemb_torch.kernels.numbers import TableNumbers
 from tpuemb_torch.kernels.row_step import CompiledRowStep, EagerRowStep
 from tpuemb_torch.kernels.step_inputs import StepInputs
@@ -37,8 +38,6 @@ class TableGroup(nn.Module):
     They are not parameters: no optimizer outside the group may touch them.
     """
 
-    row_starts: Tensor
-
     def __init__(self, parts: Sequence[TablePart], device: torch.device, kernel: str = "eager") -> None:
         super().__init__()
         optimizer = parts[0].table.optimizer
@@ -50,13 +49,13 @@ class TableGroup(nn.Module):
         self.steps_per_core = optimizer.accumulation == "disabled"
         self.dim = len(parts[0].columns)
         self.state_names = ["parameters", *(slot.name for slot in self.rule.slots)]
-        self.numbers = TableNumbers([part.table.optimizer for part in parts], device)
+        self.numbers = TableNumbers([part.table.optimizer for part in parts])
         starts = [0]
         for part in parts:
             starts.append(starts[-1] + len(part.rows))
         self.first_rows = starts
         self.rows = starts[-1]
-        self.register_buffer("row_starts", torch.tensor(starts, device=device), persistent=False)
+        self._row_starts = Constant(starts, torch.int64)
         for name in self.state_names:
             self.register_buffer(f"state_{name}", torch.empty(self.rows * self.dim, device=device), persistent=False)
 
@@ -111,7 +110,7 @@ class TableGroup(nn.Module):
         rows = GradientRows(gradient, bag[ordered.order], None if gains is None else gains[ordered.order])
         step = self.numbers.step(rates)
         apply = sweep_rows if self.rule.sweeps_all_rows else update_rows
-        apply(self.row_step, self.numbers, step, self.row_starts, self.state(), ordered, rows)
+        apply(self.row_step, self.numbers, step, self._row_starts.on(ids.device), self.state(), ordered, rows)
 
 
 class FusedLookup(torch.autograd.Function):

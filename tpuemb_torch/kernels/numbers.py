@@ -5,25 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tpuemb_torch.config import Limits, Optimizer
+from tpuemb_torch.kernels.constants import Constant
 from tpuemb_torch.optimizers import StepNumbers
 
 
-class TableNumbers(nn.Module):
-    """Per-table numbers of a group, `[tables]` float32 each; `step` turns them into those of one step."""
+class TableNumbers:
+    """Per-table numbers of a group; `step` turns them into those of one step."""
 
-    constant_rates: Tensor
-    rate_tags: Tensor
-    step_tags: Tensor
-    decay: Tensor
-    decay_by_rate: Tensor
-    gradient_limits: Tensor
-    weight_limits: Tensor
-
-    def __init__(self, optimizers: Sequence[Optimizer], device: torch.device) -> None:
-        super().__init__()
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         #: Whether the same numbers hold for all tables of the group: then they are 0-dim, else one a row.
         self.uniform = len({_numbers_of(o) for o in optimizers}) == 1
         self.dynamic = any(o.learning_rate.tag is not None or o.step_counter_tag is not None for o in optimizers)
@@ -31,42 +23,42 @@ class TableNumbers(nn.Module):
         self.clips_weights = any(o.clipping_limits.active for o in optimizers)
         self.decays = any(o.weight_decay_factor != 0 for o in optimizers)
         self.counts_steps = any(o.step_counter_tag is not None for o in optimizers)
-
-        def register(name: str, values: Sequence[object], dtype: torch.dtype = torch.float32) -> None:
-            self.register_buffer(name, torch.tensor(values, dtype=dtype, device=device), persistent=False)
-
-        register("constant_rates", [o.learning_rate.constant or 0.0 for o in optimizers])
-        register(
-            "rate_tags", [-1 if o.learning_rate.tag is None else o.learning_rate.tag for o in optimizers], torch.int64
+        # -1: a constant rate.
+        tags = [-1 if o.learning_rate.tag is None else o.learning_rate.tag for o in optimizers]
+        self._constant_rates = Constant([o.learning_rate.constant or 0.0 for o in optimizers])
+        self._rate_tags = Constant(tags, torch.int64)
+        self._step_tags = Constant([o.step_counter_tag or 0 for o in optimizers], torch.int64)
+        self._decay = Constant([o.weight_decay_factor for o in optimizers])
+        self._decay_by_rate = Constant(
+            [o.multiply_weight_decay_factor_by_learning_rate for o in optimizers], torch.bool
         )
-        register(
-            "step_tags", [0 if o.step_counter_tag is None else o.step_counter_tag for o in optimizers], torch.int64
-        )
-        register("decay", [o.weight_decay_factor for o in optimizers])
-        register("decay_by_rate", [o.multiply_weight_decay_factor_by_learning_rate for o in optimizers], torch.bool)
-        register("gradient_limits", [_bounds(o.gradient_clipping_limits) for o in optimizers])
-        register("weight_limits", [_bounds(o.clipping_limits) for o in optimizers])
+        self._gradient_limits = Constant([_bounds(o.gradient_clipping_limits) for o in optimizers])
+        self._weight_limits = Constant([_bounds(o.clipping_limits) for o in optimizers])
 
     def step(self, rates: Tensor) -> StepNumbers:
-        """Numbers of one step, `[tables]` each.
+        """Numbers of one step, float32 `[tables]` each.
 
         Args:
-            rates: float32 `[num_learning_rates]`, the dynamic inputs by tag.
+            rates: float32 `[num_learning_rates]`, the dynamic inputs by tag, on the group's device.
         """
-        lr = self.constant_rates
+        device = rates.device
+        lr = self._constant_rates.on(device)
         if self.dynamic:
-            lr = torch.where(self.rate_tags >= 0, rates[self.rate_tags.clamp(min=0)], lr)
+            tags = self._rate_tags.on(device)
+            lr = torch.where(tags >= 0, rates[tags.clamp(min=0)], lr)
         decay = None
         if self.decays:
-            decay = torch.where(self.decay_by_rate, self.decay * lr, self.decay)
+            decay = self._decay.on(device)
+            decay = torch.where(self._decay_by_rate.on(device), decay * lr, decay)
+        gradient, weight = self._gradient_limits.on(device), self._weight_limits.on(device)
         return StepNumbers(
             lr=lr,
             decay=decay,
-            gradient_lower=self.gradient_limits[:, 0] if self.clips_gradients else None,
-            gradient_upper=self.gradient_limits[:, 1] if self.clips_gradients else None,
-            weight_lower=self.weight_limits[:, 0] if self.clips_weights else None,
-            weight_upper=self.weight_limits[:, 1] if self.clips_weights else None,
-            step=rates[self.step_tags] if self.counts_steps else None,
+            gradient_lower=gradient[:, 0] if self.clips_gradients else None,
+            gradient_upper=gradient[:, 1] if self.clips_gradients else None,
+            weight_lower=weight[:, 0] if self.clips_weights else None,
+            weight_upper=weight[:, 1] if self.clips_weights else None,
+            step=rates[self._step_tags.on(device)] if self.counts_steps else None,
         )
 
     def of_rows(self, numbers: StepNumbers, row_starts: Tensor, rows: Tensor) -> StepNumbers:

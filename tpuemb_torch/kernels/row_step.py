@@ -7,9 +7,11 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from os import environ
+from types import FunctionType, MethodType
 
 import torch
 from torch import Tensor
+from torch.fx.experimental import _config as shape_config
 
 from tpuemb_torch.optimizers import StepNumbers, UpdateRule, apply_step
 
@@ -50,20 +52,32 @@ class CompiledRowStep:
             # torch.compile specialises on size 1; a row stepped twice from the same numbers is the same row.
             rows, gradient = rows.expand(2).contiguous(), gradient.expand(2, -1).contiguous()
             numbers = StepNumbers(*(v if v is None or v.dim() == 0 else v.expand(2, 1) for v in numbers))  # type: ignore[arg-type]
-        if self._compiled is None:
-            self._compiled = torch.compile(EagerRowStep(self.rule).__call__, dynamic=True, fullgraph=True)
         kind = (state[0].device.type, state[0].shape[1] == 1, *(None if v is None else v.dim() for v in numbers))
-        if kind in self._seen:
+        if self._compiled is not None and kind in self._seen:
             self._compiled(numbers, state, rows, gradient)
             return
         start = time.perf_counter()
-        self._compiled(numbers, state, rows, gradient)
+        if self._compiled is None:
+            self._compiled = torch.compile(_own_code(EagerRowStep(self.rule)), dynamic=True, fullgraph=True)
+        # Sizes that are equal in the first call (rows and columns, say) need not be so in the next.
+        with shape_config.patch(use_duck_shape=False):
+            self._compiled(numbers, state, rows, gradient)
         self._seen.add(kind)
         _log.info("compiled the %s update in %.1f s", self.rule.algorithm, time.perf_counter() - start)
 
     def __getstate__(self) -> dict[str, object]:
         # Copies and pickles compile for themselves.
         return {"rule": self.rule, "_compiled": None, "_seen": set()}
+
+
+def _own_code(step: EagerRowStep) -> RowStep:
+    """The step's call as a function with a code object of its own.
+
+    torch.compile keeps its results by code object, and only a few: one for all rules would run out of them.
+    """
+    call = type(step).__call__
+    own = FunctionType(call.__code__.replace(), call.__globals__, call.__name__)
+    return MethodType(own, step)
 
 
 def compiler_found() -> bool:

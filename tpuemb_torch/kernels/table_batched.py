@@ -8,6 +8,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
+from tpuemb_torch.kernels.constants import Constant
 from tpuemb_torch.kernels.group import FusedLookup, TableGroup, group_key
 from tpuemb_torch.kernels.row_step import compiler_found
 from tpuemb_torch.kernels.step_inputs import StepInputs
@@ -39,8 +40,6 @@ class TableBatchedEmbedding(nn.Module):
         kernel: "compiled" or "eager"; "auto" is eager.
     """
 
-    feature_starts: Tensor
-
     def __init__(
         self,
         parts: Sequence[TablePart],
@@ -66,7 +65,7 @@ class TableBatchedEmbedding(nn.Module):
             self.group_features[group_of[part]] += 1
         self.feature_dims = [len(parts[i].columns) for i in feature_parts]
         starts = [first_rows[part] for part in feature_parts]
-        self.register_buffer("feature_starts", torch.tensor(starts, dtype=torch.int64, device=device), persistent=False)
+        self._feature_starts = Constant(starts, torch.int64)
         # Makes the lookup a node of the graph although no tensor of the module requires grad.
         self._handle = torch.empty(0, device=device, requires_grad=True)
         if device.type != "meta":
@@ -75,6 +74,11 @@ class TableBatchedEmbedding(nn.Module):
     def table_groups(self) -> list[TableGroup]:
         """The groups, in the order of the parts."""
         return [group for group in self.groups if isinstance(group, TableGroup)]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tables are."""
+        return next((group.flat("parameters").device for group in self.table_groups()), torch.device("cpu"))
 
     def reset_parameters(self, seed: int) -> None:
         """Writes the initial weights and slots."""
@@ -103,7 +107,9 @@ class TableBatchedEmbedding(nn.Module):
             return torch.empty(0, 0, device=offsets.device)
         batch = (offsets.numel() - 1) // features
         bounds = offsets[::batch] if batch else offsets.new_zeros(features + 1)
-        ids = indices + torch.repeat_interleave(self.feature_starts, bounds.diff(), output_size=indices.numel())
+        ids = indices + torch.repeat_interleave(
+            self._feature_starts.on(indices.device), bounds.diff(), output_size=indices.numel()
+        )
         outputs = []
         first = 0
         for group, count in zip(self.table_groups(), self.group_features, strict=True):

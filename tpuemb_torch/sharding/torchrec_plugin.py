@@ -225,7 +225,7 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         if module.config.sharding_strategy == "mod" and not self._placement.is_identity:
             self._register_state_dict_hook(_write_mod_shards)
             self._register_load_state_dict_pre_hook(_check_mod_shards, with_module=True)
-        if module.kernel.feature_starts.device.type != "meta":
+        if module.kernel.device.type != "meta":
             move([Piece.of(s) for s in module.stored()], [Piece.of(s) for s in self.stored()], None)
 
     def _create_lookups(self) -> None:
