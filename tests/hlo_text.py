@@ -8,7 +8,8 @@ from tpuemb_torch.config.hlo_types import LITERAL_FIELDS
 from tpuemb_torch.protos import hlo_pb2, xla_data_pb2
 
 _INSTRUCTION = re.compile(
-    r"(?P<root>ROOT )?%?(?P<name>\S+) = (?P<shape>\(.*?\)|\S+) (?P<opcode>[\w-]+)\((?P<arguments>.*?)\)(?P<attributes>.*)"
+    r"(?P<root>ROOT )?%?(?P<name>\S+) = (?P<shape>\(.*\)(?= [\w-]+\()|\S+) "
+    r"(?P<opcode>[\w-]+)\((?P<arguments>.*)\)(?P<attributes>[^)]*)"
 )
 
 
@@ -44,8 +45,14 @@ def parse(text: str) -> hlo_pb2.HloModuleProto:
 def _shape(shape: xla_data_pb2.ShapeProto, text: str) -> None:
     if text.startswith("("):
         shape.element_type = xla_data_pb2.TUPLE
-        for part in re.findall(r"\w+\[[\d,]*\]", text):
-            _shape(shape.tuple_shapes.add(), part)
+        depth, part = 0, ""
+        for character in text[1:-1] + ",":
+            depth += {"(": 1, "[": 1, ")": -1, "]": -1}.get(character, 0)
+            if character == "," and depth == 0:
+                _shape(shape.tuple_shapes.add(), part.strip())
+                part = ""
+            else:
+                part += character
         return
     kind, dimensions = text.rstrip("]").split("[")
     shape.element_type = xla_data_pb2.PrimitiveType.Value(kind.upper())

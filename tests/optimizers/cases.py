@@ -75,7 +75,7 @@ MDL: dict[str, Any] = {
     "min_servable_mdl_benefit": 0.1,
     "mdl_min_weight": 0.2,
     "max_event_benefit": 0.5,
-    "max_total_benefit": 0.9,
+    "max_total_benefit": 1.0,
 }
 YOGI: dict[str, Any] = {"beta1": 0.9, "beta2": 0.99, "epsilon": 1e-3}
 

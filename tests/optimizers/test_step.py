@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.optimizers.cases import ADAM, CASES, F2A, Array, Case, array, as_float32, numbers, state, tensor
+from tests.optimizers.cases import ADAM, CASES, F2A, Array, Case, array, numbers, state, tensor
 from tpuemb_torch.config.schema import LearningRate, Limits, Optimizer
 from tpuemb_torch.optimizers import StepNumbers, apply_step, create_rule, reference_step
 
@@ -114,10 +115,8 @@ def test_nan_passes_through_both_clippings() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_all_stages_with_every_rule(case: Case) -> None:
-    options = Optimizer(
-        case.algorithm,
-        {name: as_float32(value) for name, value in case.hyperparameters.items()},
-        LearningRate(tag=0),
+    options = replace(
+        case.optimizer,
         clipping_limits=Limits(-0.75, 0.8125),
         gradient_clipping_limits=Limits(-0.5, 1.5),
         weight_decay_factor=0.125,
