@@ -60,7 +60,7 @@ class CompiledRowStep:
         if self._compiled is None:
             self._compiled = torch.compile(_own_code(EagerRowStep(self.rule)), dynamic=True, fullgraph=True)
         # Sizes that are equal in the first call (rows and columns, say) need not be so in the next.
-        with shape_config.patch(use_duck_shape=False):
+        with shape_config.patch(use_duck_shape=False):  # type: ignore[attr-defined]
             self._compiled(numbers, state, rows, gradient)
         self._seen.add(kind)
         _log.info("compiled the %s update in %.1f s", self.rule.algorithm, time.perf_counter() - start)

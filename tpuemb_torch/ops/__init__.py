@@ -6,12 +6,16 @@ Signatures: TensorFlow 2.21's op registry (tensorflow/core/tpu/ops/tpu_embedding
 tensorflow/core/ops/tpu_embedding_ops.cc).
 """
 
-from tpuemb_torch.ops import parameters as _parameters
-from tpuemb_torch.ops.all_parameters import (
+from tpuemb_torch._requirements import require_torchrec
+
+require_torchrec()
+
+from tpuemb_torch.ops import parameters as _parameters  # noqa: E402
+from tpuemb_torch.ops.all_parameters import (  # noqa: E402
     load_all_tpu_embedding_parameters,
     retrieve_all_tpu_embedding_parameters,
 )
-from tpuemb_torch.ops.enqueue import (
+from tpuemb_torch.ops.enqueue import (  # noqa: E402
     dynamic_enqueue_tpu_embedding_arbitrary_tensor_batch,
     dynamic_enqueue_tpu_embedding_ragged_tensor_batch,
     enqueue_tpu_embedding_arbitrary_tensor_batch,
@@ -21,8 +25,8 @@ from tpuemb_torch.ops.enqueue import (
     enqueue_tpu_embedding_sparse_batch,
     enqueue_tpu_embedding_sparse_tensor_batch,
 )
-from tpuemb_torch.ops.parameters import *  # noqa: F403
-from tpuemb_torch.ops.steps import (
+from tpuemb_torch.ops.parameters import *  # noqa: E402, F403
+from tpuemb_torch.ops.steps import (  # noqa: E402
     recv_tpu_embedding_activations,
     send_tpu_embedding_gradients,
     xla_recv_tpu_embedding_activations,
@@ -32,7 +36,7 @@ from tpuemb_torch.ops.steps import (
     xla_send_tpu_embedding_gradients,
     xla_send_tpu_embedding_gradients_v2,
 )
-from tpuemb_torch.ops.system import configure_tpu_embedding, is_tpu_embedding_initialized, use
+from tpuemb_torch.ops.system import configure_tpu_embedding, is_tpu_embedding_initialized, use  # noqa: E402
 
 __all__ = [
     "configure_tpu_embedding",
