@@ -13,9 +13,9 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 import tpuemb_torch as tpuemb
 from tests.ranks import run_ranks
 from tpuemb_torch import ops
+from tpuemb_torch.ops import system
 from tpuemb_torch.optimizers import apply_step, create_rule, reference_step
 from tpuemb_torch.optimizers.step import StepNumbers
-from tpuemb_torch.ops import system
 from tpuemb_torch.report import describe
 
 MDL = """mdl_adagrad_light { lr_power: -0.5 mdl_benefit_rampup_coeff: 2 min_servable_mdl_benefit: 0.1

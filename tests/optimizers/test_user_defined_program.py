@@ -291,9 +291,10 @@ def test_programs_that_explode_are_refused(calls: int, levels: int, words: str) 
     for level in range(1, levels):
         body = [f"c{i} = f32[] call({'x' if i == 0 else f'c{i - 1}'}), to_apply=f{level - 1}" for i in range(calls)]
         lines += [f"f{level} {{", "x = f32[] parameter(0)", *body[:-1], f"ROOT {body[-1]}", "}"]
-    entry = f"ENTRY e {{\ng = f32[] parameter(0)\nw = f32[] parameter(1)\nROOT y = f32[] call(w), to_apply=f{levels - 1}\n}}"
+    lines += ["ENTRY e {", "g = f32[] parameter(0)", "w = f32[] parameter(1)"]
+    lines += [f"ROOT y = f32[] call(w), to_apply=f{levels - 1}", "}"]
     with pytest.raises(ValueError, match=words):
-        hlo_translation.translate(parse("\n".join([*lines, entry])).SerializeToString())
+        hlo_translation.translate(parse("\n".join(lines)).SerializeToString())
 
 
 # The formula that `tpuemb inspect` prints.

@@ -1,4 +1,4 @@
-"""LoadAll and RetrieveAll: every table at once, whatever its optimizer; the only ops for algorithms without their own."""
+"""LoadAll and RetrieveAll: all tables at once, whatever their optimizers; for some these are the only ops."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tpuemb_torch.protos.xla_data_pb2 import F32, PRED, S32, S64
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_BITS = {S32: 32, S64: 64}
+_BITS: Mapping[int, int] = {S32: 32, S64: 64}
 
 
 def interpret(module: hlo_pb2.HloModuleProto, inputs: Sequence[Array], precision: DTypeLike = np.float64) -> Any:
@@ -72,8 +72,7 @@ def compute(step: hlo_pb2.HloInstructionProto, given: Sequence[Array], precision
     if step.opcode == "select":
         return np.where(*given)
     if kind in _BITS:
-        wrapped = np.frompyfunc(lambda *numbers: _wrap(_INTEGER[step.opcode](*numbers), _BITS[kind]), len(given), 1)
-        return np.asarray(wrapped(*given), dtype=object)
+        return _each(lambda *numbers: _wrap(_INTEGER[step.opcode](*numbers), _BITS[kind]), *given)
     if kind == PRED and step.opcode in _LOGICAL:
         return _LOGICAL[step.opcode](*given)
     return _rounded(_REAL[step.opcode](*given), kind, precision)
@@ -94,8 +93,12 @@ def _converted(values: Array, kind: int) -> Array:
         return values.astype(np.float64)
     if kind == PRED:
         return np.asarray(values != 0, dtype=bool)
-    whole = np.frompyfunc(lambda number: _whole(number, _BITS[kind]), 1, 1)
-    return np.asarray(whole(values), dtype=object)
+    return _each(lambda number: _whole(number, _BITS[kind]), values)
+
+
+def _each(function: Any, *arrays: Array) -> Array:
+    """A function of Python numbers, element by element."""
+    return np.asarray(np.frompyfunc(function, len(arrays), 1)(*arrays), dtype=object)
 
 
 def _whole(number: float | int, bits: int) -> int:
