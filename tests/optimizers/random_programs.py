@@ -157,6 +157,8 @@ def programs(draw: st.DrawFn, approximate: bool = False) -> hlo_pb2.HloModulePro
             writer.step()
         gives = draw(st.lists(st.sampled_from([F32, F32, PRED, S32]), min_size=1, max_size=2))
         body.root_id = writer.add("tuple", gives, [writer.pick(kind) for kind in gives])
+        for _ in range(draw(st.integers(0, 1))):
+            writer.step()
         called.append((body, takes, gives))
     slots = draw(st.integers(0, 5))
     entry = module.computations.add(name="entry", id=99)
@@ -173,6 +175,8 @@ def programs(draw: st.DrawFn, approximate: bool = False) -> hlo_pb2.HloModulePro
             value = writer.add(opcode, F32, [value, writer.pick(F32)][: 2 if opcode == "power" else 1])
         results.append(value)
     entry.root_id = writer.add("tuple", [F32] * len(results), results)
+    for _ in range(draw(st.integers(0, 2))):
+        writer.step()  # the root need not be the last instruction
     return module
 
 

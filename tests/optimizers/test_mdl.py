@@ -171,6 +171,18 @@ def test_the_formula_by_hand() -> None:
     np.testing.assert_allclose([new[3].item(), new[0].item()], [-1.0, weight * 0.2], rtol=1e-6)
 
 
+def test_no_gradient_so_far_moves_nothing() -> None:
+    """Accumulator 0 and gradient 0: lr * 0^-0.5 would be infinite."""
+    optimizer = config().tables[1].optimizer
+    zeros = [torch.zeros(1, 1)] * 2
+    state = (torch.tensor([[0.4]]), zeros[0], zeros[1], torch.tensor([[1.0]]), torch.tensor([[0.3]]))
+    _, *slots = apply_step(create_rule(optimizer), StepNumbers(torch.tensor(0.5)), *state)
+    assert [slot.item() for slot in slots] == [0.0, 1.0, pytest.approx(0.3)]
+    arrays = [x.double().numpy() for x in state]
+    _, *double = reference_step(optimizer, arrays[0], arrays[1], 0.5, *arrays[2:])
+    assert [slot.item() for slot in double] == [0.0, 1.0, pytest.approx(0.3)]
+
+
 def test_inspect_says_so() -> None:
     (note,) = describe(config())["notes"]
     assert "mdl_adagrad_light does not train" in note and note.endswith(": mdl")
@@ -182,6 +194,9 @@ def sharded(rank: int, world: int) -> Any:
     for attempt in (lambda: embedding(IDS), lambda: embedding.enqueue(IDS), lambda: embedding.collection(_kjt())):
         with pytest.raises(NotImplementedError, match="experimental"):
             attempt()
+    # Also where the batch of one rank would be refused: no rank waits for another.
+    with pytest.raises(NotImplementedError, match="experimental"):
+        embedding(IDS if rank == 0 else {"f": torch.tensor([99] * 4), "g": IDS["g"]})
     out = embedding.eval()(IDS)
     assert torch.equal(out["g"], before["mdl"]["parameters"][IDS["g"]])
     assert not embedding.collection(_kjt()).wait().values().requires_grad

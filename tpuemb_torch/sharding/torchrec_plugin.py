@@ -264,7 +264,6 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor | PreparedInput
     ) -> Awaitable[Awaitable[KJTList]]:
         """Prepares the batch, agrees with the other ranks on a common size, and distributes it."""
-        may_differentiate(self.training_refusal, self.training)
         with torch.no_grad():
             try:
                 prepared = features if isinstance(features, PreparedInput) else self.prepare(features)
