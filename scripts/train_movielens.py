@@ -210,7 +210,7 @@ def main() -> None:
     for epoch in range(first_epoch, arguments.epochs):
         total, start = torch.zeros(()), time.perf_counter()
         batches = shuffled(data.train, epoch).split(batch)
-        bar = tqdm(batches, desc=f"epoch {epoch + 1}", disable=rank != 0, leave=False)
+        bar = tqdm(batches, desc=f"epoch {epoch + 1}", disable=rank != 0, leave=False, mininterval=0.5)
         for index in bar:
             own = index[rank::world]
             step += 1
@@ -225,7 +225,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             total += loss.detach()
-            bar.set_postfix(loss=f"{loss.item() / max(len(own), 1):.4f}")
+            bar.set_postfix(loss=f"{loss.item() / max(len(own), 1):.4f}", refresh=False)
         seconds = time.perf_counter() - start
         dist.all_reduce(total)
         score = evaluate(model, data, batch)

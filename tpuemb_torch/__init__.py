@@ -77,8 +77,11 @@ def __getattr__(name: str) -> Any:
 
     require_torchrec()
     if name in _MODULES:
-        return import_module(f"{__name__}.{name}")
-    return getattr(import_module(_TORCHREC_NAMES[name]), name)
+        value = import_module(f"{__name__}.{name}")
+    else:
+        value = getattr(import_module(_TORCHREC_NAMES[name]), name)
+    globals()[name] = value  # found there the next time, without this function
+    return value
 
 
 def __dir__() -> list[str]:

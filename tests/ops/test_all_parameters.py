@@ -59,7 +59,7 @@ def test_slots_of_every_algorithm(algorithm: str, status: str) -> None:
     ops.configure_tpu_embedding(config)
     slots = len(slots_of(config.tables[0].optimizer))
     accumulates = status != "DISABLED"
-    out = ops.retrieve_all_tpu_embedding_parameters(config, 1, 0)
+    out = ops.retrieve_all_tpu_embedding_parameters(len(config.tables), config, 1, 0)
     assert out._fields == tuple(NAMES)
     shape = (10, config.tables[0].dimension)
     used = 1 + slots + accumulates
@@ -70,14 +70,14 @@ def test_slots_of_every_algorithm(algorithm: str, status: str) -> None:
     # What was retrieved can be loaded, and arrives.
     changed = [[tensor + i if i < 1 + slots else tensor] for i, (tensor,) in enumerate(out)]
     ops.load_all_tpu_embedding_parameters(*changed, config, 1, 0)
-    again = ops.retrieve_all_tpu_embedding_parameters(config, 1, 0)
+    again = ops.retrieve_all_tpu_embedding_parameters(len(config.tables), config, 1, 0)
     assert all(torch.equal(a, b) for (a,), (b,) in zip(again, changed, strict=True))
 
 
 def test_seven_slots_need_accumulation_off() -> None:
     config = one_table("user_defined_program", "DISABLED", slots=7)
     ops.configure_tpu_embedding(config)
-    out = ops.retrieve_all_tpu_embedding_parameters(config, 1, 0)
+    out = ops.retrieve_all_tpu_embedding_parameters(len(config.tables), config, 1, 0)
     assert [tuple(tensor.shape) for (tensor,) in out] == [(10, 8)] * 8
 
 
@@ -85,7 +85,7 @@ def test_argument_names_and_order() -> None:
     load = inspect.signature(ops.load_all_tpu_embedding_parameters)
     assert list(load.parameters) == [*NAMES, "config", "num_shards", "shard_id"]
     retrieve = inspect.signature(ops.retrieve_all_tpu_embedding_parameters)
-    assert list(retrieve.parameters)[:3] == ["config", "num_shards", "shard_id"]
+    assert list(retrieve.parameters) == ["NumTables", "config", "num_shards", "shard_id"]
 
 
 TWO_TABLES = """
@@ -201,7 +201,7 @@ def test_shards_that_there_are_not(shards: tuple[int, int], message: str) -> Non
     config = tpuemb.load_config(TWO_TABLES)
     ops.configure_tpu_embedding(config)
     with pytest.raises(ValueError, match=message):
-        ops.retrieve_all_tpu_embedding_parameters(config, *shards)
+        ops.retrieve_all_tpu_embedding_parameters(2, config, *shards)
     rows = [
         [torch.ones(len(range(s, v, n)), d) for v, d in ((5, 2), (3, 4))] for n, s in [shards if shards[0] else (1, 0)]
     ]
@@ -214,17 +214,17 @@ def test_shards_that_there_are_not(shards: tuple[int, int], message: str) -> Non
 def test_configs_and_counts_that_do_not_fit() -> None:
     config = tpuemb.load_config(TWO_TABLES)
     with pytest.raises(RuntimeError, match="no TPU embedding"):
-        ops.retrieve_all_tpu_embedding_parameters(config, 1, 0)
+        ops.retrieve_all_tpu_embedding_parameters(len(config.tables), config, 1, 0)
     ops.configure_tpu_embedding(config)
     other = tpuemb.load_config(TWO_TABLES.replace("0.99", "0.98"))
     with pytest.raises(ValueError, match="config differs"):
-        ops.retrieve_all_tpu_embedding_parameters(other, 1, 0)
+        ops.retrieve_all_tpu_embedding_parameters(2, other, 1, 0)
     with pytest.raises(ValueError, match="config differs"):
         ops.load_all_tpu_embedding_parameters(*good(), b"not a config", 1, 0)
     with pytest.raises(ValueError, match="config is empty"):
         ops.load_all_tpu_embedding_parameters(*good(), b"", 1, 0)
     with pytest.raises(ValueError, match="NumTables is 3, but the config has 2 tables"):
-        ops.retrieve_all_tpu_embedding_parameters(config, 1, 0, NumTables=3)
+        ops.retrieve_all_tpu_embedding_parameters(3, config, 1, 0)
 
 
 def on_ranks(rank: int, world: int) -> Any:
@@ -235,7 +235,7 @@ def on_ranks(rank: int, world: int) -> Any:
     slot = [rows[0] + 100, UNUSED]
     inputs = [rows, slot, [rows[0], UNUSED], *([[UNUSED, UNUSED]] * 5)]
     ops.load_all_tpu_embedding_parameters(*inputs, config, world, rank)
-    out = ops.retrieve_all_tpu_embedding_parameters(config, world, 1 - rank)
+    out = ops.retrieve_all_tpu_embedding_parameters(2, config, world, 1 - rank)
     read = [[tensor.numpy() for tensor in tensors] for tensors in out]
     if rank == 1:
         inputs[1] = [slot[0][:1], UNUSED]

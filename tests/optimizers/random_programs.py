@@ -1,4 +1,4 @@
-"""Random user-defined optimizers: straight-line programs over every operation, as hypothesis strategies."""
+"""User-defined optimizers for tests: random programs over every operation (hypothesis), and a nested one."""
 
 from __future__ import annotations
 
@@ -21,6 +21,36 @@ APPROXIMATE = (
 
 _FLOATS = st.sampled_from([0.0, 1.0, -1.0, 0.5, 2.5, -3.0, 1e30, float("inf"), float("nan")]) | st.floats(width=32)
 _CONSTANTS = {F32: _FLOATS, PRED: st.booleans(), S32: st.integers(-(2**31), 2**31 - 1), S64: st.integers(-9, 9)}
+
+#: Tuples in tuples and calls in calls: w - lr*g, and a slot that becomes the gradient.
+NESTED = """
+HloModule nested
+scale {
+  x = f32[] parameter(0)
+  by = f32[] parameter(1)
+  ROOT scaled = f32[] multiply(x, by)
+}
+both {
+  a = f32[1,1] parameter(0)
+  b = f32[1,1] parameter(1)
+  inner = f32[1,1] map(a, b), to_apply=scale
+  pair = (f32[1,1], f32[1,1]) tuple(inner, b)
+  ROOT nest = ((f32[1,1], f32[1,1]), f32[1,1]) tuple(pair, a)
+}
+ENTRY main {
+  g = f32[1,1] parameter(0)
+  w = f32[1,1] parameter(1)
+  s = f32[1,1] parameter(2)
+  lr = f32[] parameter(3)
+  rate = f32[1,1] broadcast(lr)
+  made = ((f32[1,1], f32[1,1]), f32[1,1]) fusion(g, rate), calls=both
+  pair = (f32[1,1], f32[1,1]) get-tuple-element(made), index=0
+  step = f32[1,1] get-tuple-element(pair), index=0
+  gradient = f32[1,1] get-tuple-element(made), index=1
+  new = f32[1,1] subtract(w, step)
+  ROOT result = (f32[1,1], f32[1,1]) tuple(new, gradient)
+}
+"""
 
 
 @dataclass

@@ -8,7 +8,7 @@ from math import inf, isfinite, isnan
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from tpuemb_torch.config import hlo
+from tpuemb_torch.config import hlo, hlo_types
 from tpuemb_torch.config.errors import ConfigError
 from tpuemb_torch.config.parse import Proto
 from tpuemb_torch.config.ranges import FINITE, NON_NEGATIVE, RANGES, Range, float32_text
@@ -190,6 +190,8 @@ def _program(parameters: Parameters, path: str, label: str) -> Iterator[ConfigEr
         yield ConfigError(f"{path}.{where}", f"{message} {label}")
     if broken:
         return
+    for where, message in hlo_types.problems(parameters.user_defined_program.program):
+        yield ConfigError(f"{path}.{where}", f"{message} {label}")
     slots, hidden = hlo.count_slots(parameters.user_defined_program.program), int(accumulates(parameters))
     if slots + hidden > MAX_SLOTS:
         accumulator = " and the gradient accumulator" if hidden else ""

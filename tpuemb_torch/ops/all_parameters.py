@@ -72,18 +72,18 @@ def load_all_tpu_embedding_parameters(
 
 
 def retrieve_all_tpu_embedding_parameters(
+    NumTables: int,  # noqa: N803 (TensorFlow's name)
     config: Serialized,
     num_shards: int,
     shard_id: int,
-    NumTables: int | None = None,  # noqa: N803 (TensorFlow's name)
 ) -> Any:
     """Retrieves one shard of all tables.
 
     Args:
+        NumTables: number of tables of the config.
         config: the serialized config, equal to the installed one.
         num_shards: into how many DIV or MOD shards the tables are cut (TensorFlow: number of hosts).
         shard_id: which of them to return.
-        NumTables: number of tables of the config; TensorFlow needs it to know how many outputs there are.
 
     Returns:
         A named tuple (parameters, auxiliary1, ..., auxiliary7) of lists with a tensor per table: float32
@@ -97,7 +97,7 @@ def retrieve_all_tpu_embedding_parameters(
     check_config(config)
     embedding = current()
     tables = embedding.config.tables
-    if NumTables not in (None, len(tables)):
+    if NumTables != len(tables):
         raise ValueError(f"NumTables is {NumTables}, but the config has {len(tables)} tables")
     retrieved = embedding.retrieve_parameters(None, num_shards, shard_id)
     outputs: list[list[Tensor]] = [[] for _ in _NAMES]
