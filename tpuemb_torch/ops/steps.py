@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from tpuemb_torch.config import Config
+from tpuemb_torch.ops.deduplication import DeduplicationTuple, identified
 from tpuemb_torch.ops.system import check_config, current
 from tpuemb_torch.preprocessing import DeduplicationData, InputError
 
@@ -52,23 +53,23 @@ def xla_recv_tpu_embedding_deduplication_data(config: Serialized) -> Deduplicati
 
 
 def xla_recv_tpu_embedding_activations(
-    deduplication_data: DeduplicationData, num_tables: int, config: Serialized
+    deduplication_data: DeduplicationData | DeduplicationTuple, num_tables: int, config: Serialized
 ) -> list[Tensor]:
     """`recv_tpu_embedding_activations`, with the deduplication data of the batch; another batch's is refused."""
     check_config(config)
     _check_outputs("num_tables", num_tables)
-    return current().recv_activations(deduplication_data)
+    return current().recv_activations(identified(deduplication_data))
 
 
 def xla_send_tpu_embedding_gradients(
     gradients: Sequence[Tensor | None],
     learning_rates: Sequence[float | Tensor],
-    deduplication_data: DeduplicationData,
+    deduplication_data: DeduplicationData | DeduplicationTuple,
     config: Serialized,
 ) -> None:
     """`send_tpu_embedding_gradients`, with the deduplication data of the batch; another batch's is refused."""
     check_config(config)
-    current().send_gradients(gradients, learning_rates, deduplication_data)
+    current().send_gradients(gradients, learning_rates, identified(deduplication_data))
 
 
 def xla_recv_tpu_embedding_deduplication_data_v2(
@@ -79,7 +80,7 @@ def xla_recv_tpu_embedding_deduplication_data_v2(
 
 
 def xla_recv_tpu_embedding_activations_v2(
-    deduplication_data: DeduplicationData,
+    deduplication_data: DeduplicationData | DeduplicationTuple,
     num_tables: int,
     config: Serialized,
     embedding_partitions: object = b"",
@@ -93,7 +94,7 @@ def xla_recv_tpu_embedding_activations_v2(
 def xla_send_tpu_embedding_gradients_v2(
     gradients: Sequence[Tensor | None],
     learning_rates: Sequence[float | Tensor],
-    deduplication_data: DeduplicationData,
+    deduplication_data: DeduplicationData | DeduplicationTuple,
     config: Serialized,
     embedding_partitions: object = b"",
     hbm_buffers_config: object = b"",
