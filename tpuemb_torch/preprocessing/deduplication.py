@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +28,27 @@ class DeduplicationData:
     batch: int
     cores: tuple[tuple[Tensor, Tensor], ...]
     rows: tuple[Tensor, ...]
+
+    def to(self, device: str | torch.device, non_blocking: bool = False) -> DeduplicationData:
+        """The same data on a device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> DeduplicationData:
+        """The same data in page-locked memory, from where it can be copied to a GPU without waiting."""
+        return self._map(Tensor.pin_memory)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # torch does not unpickle uint32 tensors; the same bits as int32 it does.
+        cores = tuple((indices.view(torch.int32), weights) for indices, weights in self.cores)
+        return _unpickled, (self.batch, cores, self.rows)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> DeduplicationData:
+        cores = tuple((change(indices), change(weights)) for indices, weights in self.cores)
+        return DeduplicationData(self.batch, cores, tuple(change(rows) for rows in self.rows))
+
+
+def _unpickled(batch: int, cores: tuple[tuple[Tensor, Tensor], ...], rows: tuple[Tensor, ...]) -> DeduplicationData:
+    return DeduplicationData(batch, tuple((bits.view(torch.uint32), weights) for bits, weights in cores), rows)
 
 
 def deduplicate(
