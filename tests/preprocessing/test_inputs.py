@@ -134,6 +134,31 @@ def test_what_ragged_rows_are(shape: tuple[int, ...], rows: int, leading: int | 
     assert ragged_shape(feature(*shape), rows, leading) == expected
 
 
+def shapes(features: dict[str, Any], *input_shapes: list[int]) -> list[tuple[int, ...]]:
+    described = "".join(
+        f'feature_descriptor {{ name: "{name}" table_id: 0 {" ".join(f"input_shape: {size}" for size in shape)} }}'
+        for name, shape in zip(features, input_shapes, strict=True)
+    )
+    embedding = tpuemb.TPUEmbedding(tpuemb.load_config(CONFIG.split("feature_descriptor")[0] + described))
+    return [tuple(out.shape[:-1]) for out in embedding(features).values()]
+
+
+def ragged(rows: int) -> tpuemb.Ragged:
+    return tpuemb.Ragged(torch.arange(rows + 1), torch.zeros(rows, dtype=torch.int64))
+
+
+def test_ragged_features_of_one_axis_tell_the_batch_to_the_others() -> None:
+    # A batch of 3 where the config says 4: six rows are bags of [3, 2], not sequences.
+    assert shapes({"a": ragged(3), "b": ragged(6)}, [4], [4, 2]) == [(3,), (3, 2)]
+    # A batch of 4 where the config says 2: four rows are sequences of four steps, not of two.
+    assert shapes({"a": ragged(4), "b": ragged(4)}, [2], [2, 4]) == [(4,), (4, 4)]
+    sparse = tpuemb.Sparse(t([0, 0], [2, 1]), t(1, 2))
+    assert shapes({"a": ragged(3), "b": sparse}, [4], [4]) == [(3,), (3,)]
+    assert shapes({"a": ragged(6), "b": ragged(12)}, [12], [12]) == [(12,), (12,)]
+    with pytest.raises(tpuemb.InputError, match="'a': 5 ragged rows do not fit"):
+        shapes({"a": ragged(5), "b": ragged(12)}, [12], [12])
+
+
 def test_ragged_rows_that_fit_nothing() -> None:
     with pytest.raises(tpuemb.InputError, match="5 ragged rows do not fit shape"):
         ragged_shape(feature(4, 6), 5, 4)

@@ -133,7 +133,11 @@ class SlotLayout:
         return Ragged(torch.cat([rows.lengths.new_zeros(1), rows.lengths.cumsum(0)]), rows.ids, rows.weights)
 
     def _leading(self, values: Mapping[str, object]) -> dict[int, int]:
-        """Sizes of leading axes by the config's size, from the inputs that state one."""
+        """Sizes of leading axes by the config's size, from the inputs that tell one.
+
+        Dense inputs state it.  Without any, the rows of a ragged feature of one axis are the batch; the longest
+        counts, as one with fewer rows may be sequences.
+        """
         found: dict[int, tuple[int, str]] = {}
         for feature in self.features:
             size = leading_size(feature, values[feature.name])
@@ -143,7 +147,14 @@ class SlotLayout:
             other, name = found.setdefault(nominal, (size, feature.name))
             if other != size:
                 fail(feature.name, f"has {size} samples, but feature {name!r} has {other}: one batch has one size")
-        return {nominal: size for nominal, (size, _) in found.items()}
+        stated = {nominal: size for nominal, (size, _) in found.items()}
+        rows: dict[int, int] = {}
+        for feature in self.features:
+            value, nominal = values[feature.name], feature.input_shape[0]
+            if isinstance(value, Ragged) and len(feature.input_shape) == 1 and nominal not in stated:
+                count = max(len(value.row_splits) - 1, 0)
+                rows[nominal] = max(rows.get(nominal, 0), count)
+        return {**rows, **stated}
 
 
 def _split(kjt: KeyedJaggedTensor) -> dict[str, object]:
