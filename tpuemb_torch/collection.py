@@ -78,10 +78,11 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
                 Key(name, feature.name, table.name, table.vocabulary_size, combiner_of[table.name]) for name in names
             ]
         tables = in_group_order(config.tables)
+        bag_names = module_names([table.name for table in config.tables])
         super().__init__(
             tables=[
                 EmbeddingBagConfig(
-                    name=table.name,
+                    name=bag_names[table.name],
                     num_embeddings=table.vocabulary_size,
                     embedding_dim=table.dimension,
                     feature_names=[key.name for key in keys_of[table.name]],
@@ -95,6 +96,8 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
         )
         self.config = config
         self.layout = layout
+        #: Names of the tables' modules in `embedding_bags`: those of the tables wherever torch takes them.
+        self.bag_names = bag_names
         self.id_policy = id_policy
         self.gradient_reduction = gradient_reduction
         self.seed = seed
@@ -139,6 +142,9 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
         """Raises an error found in a batch before it reached the collection."""
         raise error
 
+    def confirm(self) -> None:
+        """Agrees with the other ranks that a batch is good; there are none."""
+
     def set_learning_rates(self, rates: Sequence[float | Tensor]) -> None:
         """Sets the dynamic learning rates by tag, for all backwards until the next call."""
         self.steps.set_rates(rates)
@@ -173,7 +179,7 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
     def _link_weights(self) -> None:
         """Makes `embedding_bags.<table>.weight` views of the kernel's buffers."""
         for stored in self.kernel.stored():
-            bag = self.embedding_bags[stored.part.table.name]
+            bag = self.embedding_bags[self.bag_names[stored.part.table.name]]
             bag.weight = nn.Parameter(stored.tensors["parameters"], requires_grad=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TPUEmbeddingBagCollection:
@@ -188,7 +194,10 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
 def _take_assigned_weights(module: TPUEmbeddingBagCollection, _incompatible: object) -> None:
     """After `load_state_dict(assign=True)`, which replaces parameters: their values go into the kernel's buffers."""
     for stored in module.kernel.stored():
-        own, weight = stored.tensors["parameters"], module.embedding_bags[stored.part.table.name].weight
+        own, weight = (
+            stored.tensors["parameters"],
+            module.embedding_bags[module.bag_names[stored.part.table.name]].weight,
+        )
         if weight.data_ptr() != own.data_ptr():
             own.copy_(weight.detach())
     module._link_weights()
@@ -216,6 +225,22 @@ def resolve_combiners(config: Config, combiners: Combiners) -> dict[str, str]:
         if combiner not in COMBINERS:
             raise ValueError(f"table {name!r}: combiner {combiner!r} is not one of {', '.join(COMBINERS)}")
     return {name: combiners.get(name, "sum") for name in names}
+
+
+def module_names(tables: Sequence[str]) -> dict[str, str]:
+    """A module name for each table: its own, or one made from it where torch refuses that (dots, "items", ...)."""
+    refused = nn.ModuleDict()
+    names: dict[str, str] = {}
+    taken = set(tables)
+    for index, table in enumerate(tables):
+        name = table
+        if "." in table or hasattr(refused, table):
+            name = f"{table.replace('.', '_')}_table{index}"
+            while name in taken:
+                name += "_"
+            taken.add(name)
+        names[table] = name
+    return names
 
 
 def in_group_order(tables: Sequence[Table]) -> list[Table]:

@@ -136,8 +136,10 @@ class TPUEmbedding(nn.Module):
             features: as for `forward`.
             mode: "unspecified" (the config's) | "train" | "training" | "inference" | "backward_pass_only".
 
+        In a job of several ranks, all must call it: a part that one rejects is in no rank's queue.
+
         Raises:
-            InputError: for a malformed batch.
+            InputError: for a malformed batch, here or on another rank.
             ValueError: for an unknown mode, or training of an INFERENCE config.
             NotImplementedError: in a training mode, for tables that do not train (see `experimental`).
             RuntimeError: if too many batches wait already.
@@ -150,7 +152,10 @@ class TPUEmbedding(nn.Module):
         if mode != "inference":
             self._check_trainable()
         by_table = None if combiners is None else resolve_combiners(self.config, combiners)
-        self._queue.enqueue(mode, *self._prepare(features, by_table))
+        prepared, shapes = self._prepare(features, by_table)
+        # A batch that one rank rejects must be in no rank's queue.
+        self.collection.confirm()
+        self._queue.enqueue(mode, prepared, shapes)
 
     def recv_activations(self, deduplication_data: DeduplicationData | None = None) -> list[Tensor]:
         """Activations of the next batch, in the config's order; float32, without gradient.
@@ -167,7 +172,8 @@ class TPUEmbedding(nn.Module):
         with torch.set_grad_enabled(batch.mode == "training"):
             activations = self._look_up(batch.prepared, batch.shapes)
         self._queue.mark_received(batch, activations)
-        return [activation.detach() for activation in activations]
+        # Copies: what the caller does to them must not reach the graph that send goes back through.
+        return [activation.detach().clone() for activation in activations]
 
     def recv_deduplication_data(self) -> DeduplicationData:
         """Deduplication data of the batch that the next `recv_activations` returns."""
@@ -266,7 +272,7 @@ class TPUEmbedding(nn.Module):
         out = self.collection(prepared)
         keyed: KeyedTensor = out.wait() if isinstance(out, Awaitable) else out
         order, widths = self._columns(tuple(keyed.keys()))
-        by_feature = dict(zip(order, keyed.values().split(widths, dim=1), strict=True))
+        by_feature = dict(zip(order, torch.unsafe_split_with_sizes(keyed.values(), widths, dim=1), strict=True))
         activations = []
         for feature, shape in zip(self.config.features, shapes, strict=True):
             samples = by_feature[feature.name].reshape(-1, feature.table.dimension)

@@ -130,6 +130,81 @@ def test_a_bad_batch_on_one_rank_raises_on_all(how: str) -> None:
     assert "another rank" in messages[0]
 
 
+def rejected_enqueues(rank: int, world: int) -> list[float]:
+    """Rank 0's third batch has a bad id; returns what each good batch's recv gave."""
+    cfg = tpuemb.load_config("""
+        mode: TRAINING num_hosts: 1 num_tensor_cores: 2
+        table_descriptor { name: "t" vocabulary_size: 9 dimension: 2 optimization_parameters {
+            learning_rate { constant: 0 } stochastic_gradient_descent {} } }
+        feature_descriptor { name: "f" table_id: 0 input_shape: 1 }""")
+    embedding = tpuemb.shard(tpuemb.TPUEmbedding(cfg), "row_wise")
+    embedding.load_parameters({"t": {"parameters": torch.arange(9.0)[:, None].expand(9, 2)}})
+    seen = []
+    for batch in range(6):
+        bad = batch == 2 and rank == 0
+        try:
+            embedding.enqueue([torch.tensor([99 if bad else batch])])
+        except tpuemb.InputError:
+            continue
+        (activation,) = embedding.recv_activations()
+        embedding.send_gradients([torch.zeros_like(activation)])
+        seen.append(float(activation[0, 0]))
+    return seen
+
+
+def test_a_rejected_batch_is_in_no_rank_s_queue() -> None:
+    assert run_ranks(2, rejected_enqueues) == [[0.0, 1.0, 3.0, 4.0, 5.0]] * 2
+
+
+def odd_tables(rank: int, world: int, plan: str) -> Any:
+    """Dimension 1 with two features, and names that torch's modules refuse."""
+    names = ["a.b", "items", "a_b_table0", "plain"]
+    tables = "".join(
+        f'table_descriptor {{ name: "{name}" vocabulary_size: 5 dimension: {1 + i % 2} optimization_parameters {{'
+        " learning_rate { constant: 0.5 } adam { beta1: 0.9 beta2: 0.9 epsilon: 0.1 } } }"
+        for i, name in enumerate(names)
+    )
+    features = "".join(
+        f'feature_descriptor {{ name: "{name}/{j}" table_id: {i} input_shape: 3 }}'
+        for i, name in enumerate(names)
+        for j in range(2)
+    )
+    cfg = tpuemb.load_config(f"mode: TRAINING num_hosts: 1 num_tensor_cores: 1 {tables} {features}")
+    embedding = tpuemb.TPUEmbedding(cfg, seed=2)
+    if world > 1:
+        embedding = tpuemb.shard(embedding, plan)
+    ids = torch.tensor([0, 4, 2]) if world > 1 else torch.tensor([0, 4, 2] * 2)
+    out = embedding({f.name: ids for f in cfg.features})
+    sum(value.square().sum() for value in out.values()).backward()
+    return cases.to_numpy(embedding.retrieve_parameters())
+
+
+@pytest.mark.parametrize("plan", ["row_wise", "table_wise", "auto"])
+def test_dimension_one_and_names_that_modules_refuse(plan: str) -> None:
+    expected = odd_tables(0, 1, plan)
+    for found in run_ranks(2, odd_tables, plan):
+        assert found.keys() == expected.keys()
+        for table, slots in expected.items():
+            for slot, value in slots.items():
+                np.testing.assert_allclose(found[table][slot], value, rtol=1e-5, atol=1e-6, err_msg=f"{table} {slot}")
+
+
+def one_number_shards(rank: int, world: int) -> str:
+    cfg = tpuemb.load_config("""
+        mode: TRAINING num_hosts: 1 num_tensor_cores: 1
+        table_descriptor { name: "t" vocabulary_size: 2 dimension: 1 optimization_parameters {
+            learning_rate { constant: 0.5 } adam { epsilon: 0.1 } } }
+        feature_descriptor { name: "f" table_id: 0 input_shape: 2 }""")
+    with pytest.raises(ValueError, match="'t': the plan gives a rank one row of dimension 1") as caught:
+        tpuemb.shard(tpuemb.TPUEmbedding(cfg), "row_wise")
+    tpuemb.shard(tpuemb.TPUEmbedding(cfg), "table_wise")
+    return str(caught.value)
+
+
+def test_the_shard_that_torchrec_cannot_describe_is_refused_by_name() -> None:
+    assert len(set(run_ranks(2, one_number_shards))) == 1
+
+
 def two_pushes(rank: int, world: int, reduction: str, divide: bool, plan: str) -> float:
     from torchrec.distributed.comm_ops import set_gradient_division
 

@@ -28,6 +28,21 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
     return all(torch.equal(a[table][slot], b[table][slot]) for table in a for slot in a[table])
 
 
+def test_what_is_done_to_received_activations_stays_there(embedding: tpuemb.TPUEmbedding) -> None:
+    other = tpuemb.TPUEmbedding(embedding.config, COMBINERS, seed=1)
+    for layer in (embedding, other):
+        layer.enqueue(make_batch(6, 0))
+        activations = layer.recv_activations()
+        gradients = [torch.ones_like(a) for a in activations]
+        if layer is other:
+            for activation in activations:
+                activation.zero_()
+        layer.send_gradients(gradients, RATES)
+    assert same(snapshot(embedding), snapshot(other))
+    embedding.set_learning_rates(RATES)
+    torch.relu_(embedding(make_batch(6, 0))["viewer"]).sum().backward()
+
+
 def test_batches_are_served_first_in_first_out(embedding: tpuemb.TPUEmbedding) -> None:
     batches = [make_batch(6, seed) for seed in range(3)]
     expected = [[v.detach() for v in embedding(batch).values()] for batch in batches]
@@ -80,6 +95,8 @@ def test_wrong_gradients_change_nothing(
         ([0.1], ValueError, "1 learning rates given"),
         ([0.1, 0.2, 0.3], ValueError, "3 learning rates given"),
         ([0.1, float("nan")], ValueError, "tag 1 is nan"),
+        ([0.1, 1e39], ValueError, "tag 1 is 1e\\+39: it must be finite as a float32"),
+        (0.1, TypeError, "must be a sequence of 2 scalars, got float"),
         ([torch.ones(1), 0.1], ValueError, r"tag 0 must be a scalar \(rank 0\), got shape \[1\]"),
         ([torch.tensor(1), 0.1], TypeError, "tag 0 must be float32, got torch.int64"),
         ([torch.tensor(0.1).double(), 0.1], TypeError, "tag 0 must be float32, got torch.float64"),

@@ -157,6 +157,24 @@ def test_ragged_features_of_one_axis_tell_the_batch_to_the_others() -> None:
     assert shapes({"a": ragged(6), "b": ragged(12)}, [12], [12]) == [(12,), (12,)]
     with pytest.raises(tpuemb.InputError, match="'a': 5 ragged rows do not fit"):
         shapes({"a": ragged(5), "b": ragged(12)}, [12], [12])
+    with pytest.raises(tpuemb.InputError, match="'b': has 3 rows, but feature 'a' has 6"):
+        shapes({"a": ragged(6), "b": ragged(3)}, [4], [4])
+
+
+def test_the_size_of_a_batch_without_a_feature_of_one_axis() -> None:
+    kjt = KeyedJaggedTensor(["a"], torch.arange(32) % 10, lengths=torch.full((8,), 4))
+    assert shapes_of_kjt(kjt, [4, 4]) == [(8, 4)]  # eight samples of four steps, not four of two times two
+    assert shapes_of_kjt(kjt, [4, 2]) == [(4, 2)]  # eight rows are the eight samples of [4, 2]: bags
+    rows = tpuemb.Ragged(torch.arange(0, 17, 4), torch.zeros(16, dtype=torch.int64))
+    assert shapes({"a": rows}, [2, 4]) == [(2, 4)]  # as TensorFlow reads it: two steps a row
+    told = tpuemb.Ragged(rows.row_splits, rows.ids, batch_size=4)
+    assert shapes({"a": told}, [2, 4]) == [(4, 4)]
+
+
+def shapes_of_kjt(kjt: KeyedJaggedTensor, shape: list[int]) -> list[tuple[int, ...]]:
+    axes = " ".join(f"input_shape: {size}" for size in shape)
+    text = CONFIG.split("feature_descriptor")[0] + f'feature_descriptor {{ name: "a" table_id: 0 {axes} }}'
+    return [tuple(out.shape[:-1]) for out in tpuemb.TPUEmbedding(tpuemb.load_config(text))(kjt).values()]
 
 
 def test_ragged_rows_that_fit_nothing() -> None:

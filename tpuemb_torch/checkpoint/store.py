@@ -1,14 +1,17 @@
 """Save and load with torch.distributed.checkpoint; a checkpoint is written beside the last one and swapped in whole.
 
-A checkpoint folder holds `latest`, the name of a data folder, and that folder: `tables and dense state` in
-torch.distributed.checkpoint's format, `checkpoint.json` and `extra.pt`.
+A checkpoint folder holds `latest`, the name of a data folder, and that folder: tables and dense state in
+torch.distributed.checkpoint's format, `extra.pt`, and `checkpoint.json` with the configs and a digest of every file.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
+import io
 import json
 import os
+import re
 import shutil
 import uuid
 from pathlib import Path
@@ -18,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 
 from tpuemb_torch.checkpoint.tables import Collection, TableBlocks, collections, unwrapped
 from tpuemb_torch.config import Config, load_config
@@ -54,21 +58,28 @@ def save(path: str | os.PathLike[str], model: nn.Module, step: int = 0, extra: A
         blocks.read_from(collection)
         state.update(blocks.tensors)
     error: Exception | None = None
+    extra_bytes = b""
     try:
         (folder / name).mkdir(parents=True, exist_ok=True)
+        if _rank(group) == 0:
+            extra_bytes = _serialized(extra)
     except OSError as problem:
         error = CheckpointError(f"cannot write checkpoint {folder}: {problem}")
+    except CheckpointError as problem:
+        error = problem
     raise_together(error, group, CheckpointError)
     dcp.save(state, checkpoint_id=folder / name, process_group=group, no_dist=group is None)
     if _rank(group) == 0:
         try:
+            (folder / name / "extra.pt").write_bytes(extra_bytes)
             description = {
                 "format": _FORMAT,
                 "step": step,
                 "configs": {p: base64.b64encode(c.config.serialize()).decode() for p, c in found.items()},
+                "files": _digests(folder / name),
             }
+            description["digest"] = _description_digest(description)
             (folder / name / "checkpoint.json").write_text(json.dumps(description, indent=1))
-            torch.save(extra, folder / name / "extra.pt")
             _swap_in(folder, name)
         except OSError as problem:
             error = CheckpointError(f"cannot write checkpoint {folder}: {problem}")
@@ -95,11 +106,17 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> Any:
     try:
         data = folder / (folder / "latest").read_text().strip()
         description = json.loads((data / "checkpoint.json").read_text())
+        if description.pop("digest", None) != _description_digest(description):
+            raise CheckpointError(f"checkpoint {data} is damaged: checkpoint.json is not as it was written")
         _check_same(folder, description, found)
-    except (OSError, json.JSONDecodeError) as problem:
+        if _rank(group) == 0:
+            _check_files(data, description["files"])
+    except OSError as problem:
         error = CheckpointError(f"no checkpoint in {folder}: {problem}")
     except CheckpointError as problem:
         error = problem
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        error = CheckpointError(f"checkpoint {data} is damaged: checkpoint.json cannot be understood ({problem})")
     raise_together(error, group, CheckpointError)
     dense = _dense_state(model)
     blocks = {prefix: TableBlocks.allocate(prefix, collection) for prefix, collection in found.items()}
@@ -111,7 +128,7 @@ def load(path: str | os.PathLike[str], model: nn.Module) -> Any:
     try:
         dcp.load(state, checkpoint_id=data, process_group=group, no_dist=group is None)
         extra = torch.load(data / "extra.pt", weights_only=True)
-    except Exception as problem:  # torch.distributed.checkpoint has no error type of its own
+    except (Exception, CheckpointException) as problem:  # the latter is no Exception
         error = CheckpointError(f"checkpoint {data} cannot be read into this model: {problem}")
     raise_together(error, group, CheckpointError)
     with torch.no_grad():
@@ -179,13 +196,52 @@ def _check_tables(folder: Path, saved: Config, own: Config) -> None:
             )
 
 
+def _serialized(extra: Any) -> bytes:
+    """What `extra.pt` will hold, read once to see that `load` can."""
+    buffer = io.BytesIO()
+    try:
+        torch.save(extra, buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+    except Exception as problem:  # pickling may raise anything
+        raise CheckpointError(
+            "extra holds what cannot be read back safely; give tensors, numbers, strings, dicts and lists "
+            f"(NumPy values as float() or tensors): {problem}"
+        ) from problem
+    return buffer.getvalue()
+
+
+def _digests(data: Path) -> dict[str, str]:
+    """BLAKE2 digests of the files of a data folder, by name."""
+    found = {}
+    for file in sorted(data.iterdir()):
+        if file.name != "checkpoint.json":
+            with file.open("rb") as stream:
+                found[file.name] = hashlib.file_digest(stream, hashlib.blake2b).hexdigest()
+    return found
+
+
+def _description_digest(description: dict[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(description, sort_keys=True).encode()).hexdigest()
+
+
+def _check_files(data: Path, digests: dict[str, str]) -> None:
+    """Every file that was written is there, bit by bit."""
+    found = _digests(data)
+    for name, digest in digests.items():
+        if name not in found:
+            raise CheckpointError(f"checkpoint {data} is damaged: file {name} is missing")
+        if found[name] != digest:
+            raise CheckpointError(f"checkpoint {data} is damaged: file {name} is not as it was written")
+
+
 def _swap_in(folder: Path, name: str) -> None:
-    """Makes a complete data folder the checkpoint, and removes every other."""
+    """Makes a complete data folder the checkpoint, and removes those of other saves, also of stopped ones."""
     pointer = folder / f"latest.{name}"
     pointer.write_text(name)
     os.replace(pointer, folder / "latest")
     for other in folder.glob("step-*"):
-        if other.name != name and other.is_dir():
+        if other.name != name and other.is_dir() and re.fullmatch(r"step-\d+-[0-9a-f]{8}", other.name):
             shutil.rmtree(other, ignore_errors=True)
 
 

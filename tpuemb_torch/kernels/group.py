@@ -145,7 +145,7 @@ class FusedLookup(torch.autograd.Function):
         out = group.lookup(ids, offsets, gains)
         if features == 1:
             return out
-        return out.view(features, batch, group.dim).transpose(0, 1).reshape(batch, features * group.dim)
+        return out.view(features, batch, group.dim).transpose(0, 1).reshape(batch, features * group.dim).contiguous()
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,6 +59,8 @@ class StepSource:
 
 def check_rates(rates: Sequence[float | Tensor], count: int) -> Tensor:
     """Dynamic inputs as a float32 `[count]` tensor; raises as `StepSource.set_rates`."""
+    if not isinstance(rates, Sequence | Tensor | np.ndarray) or isinstance(rates, str):
+        raise TypeError(f"learning rates must be a sequence of {count} scalars, got {type(rates).__name__}")
     rates = list(rates)
     if len(rates) != count:
         raise ValueError(
@@ -72,8 +75,9 @@ def check_rates(rates: Sequence[float | Tensor], count: int) -> Tensor:
                 raise TypeError(f"learning rate of tag {tag} must be float32, got {rate.dtype}")
         elif isinstance(rate, bool) or not hasattr(rate, "__float__"):
             raise TypeError(f"learning rate of tag {tag} must be a number, got {type(rate).__name__}")
-        value = float(rate)
-        if value != value or value in (float("inf"), float("-inf")):
-            raise ValueError(f"learning rate of tag {tag} is {value}: it must be finite")
-        values.append(value)
-    return torch.tensor(values, dtype=torch.float32)
+        values.append(float(rate))
+    result = torch.tensor(values, dtype=torch.float32)
+    for tag, value in enumerate(values):
+        if not bool(torch.isfinite(result[tag])):
+            raise ValueError(f"learning rate of tag {tag} is {value}: it must be finite as a float32")
+    return result

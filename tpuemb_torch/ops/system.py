@@ -32,6 +32,8 @@ def configure_tpu_embedding(config: Serialized, **options: Any) -> TPUEmbedding:
 
 def use(embedding: TPUEmbedding) -> TPUEmbedding:
     """Installs an embedding layer (a sharded one, for instance) for the ops, and returns it."""
+    if not isinstance(embedding, TPUEmbedding):
+        raise TypeError(f"use() takes a TPUEmbedding, got {type(embedding).__name__}")
     global _installed
     _installed = embedding
     return embedding

@@ -40,10 +40,8 @@ class FeatureBags:
 
 def leading_size(feature: Feature, value: object) -> int | None:
     """The size of the leading axis where the input states it, else None (sparse and most ragged inputs)."""
-    if isinstance(value, Sparse):
+    if isinstance(value, Sparse | Ragged):
         return value.batch_size
-    if isinstance(value, Ragged):
-        return None
     array = value if isinstance(value, Tensor) else tensor(feature.name, "the input", value)
     if is_jagged(array):
         return None

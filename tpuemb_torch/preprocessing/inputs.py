@@ -41,11 +41,14 @@ class Ragged:
         row_splits: int32/int64 `[rows + 1]`, from 0 to `len(ids)`, never decreasing.
         ids: int32/int64 `[n]`.
         weights: float32/float64 `[n]` or a scalar; None means 1.0 each.
+        batch_size: size of the leading axis, where it is not the one of the config.  Needed only where the rows
+            alone do not tell: a feature of two or more axes in a batch without a feature of one.
     """
 
     row_splits: Tensor
     ids: Tensor
     weights: Tensor | None = None
+    batch_size: int | None = None
 
 
 _INTEGERS = (torch.int32, torch.int64)

@@ -52,6 +52,12 @@ class SlotLayout:
         """
         values = self._named(features)
         leading = self._leading(values)
+        if isinstance(features, KeyedJaggedTensor):
+            # Its stride is the batch, unless a feature of several axes comes with as many bags as it has samples.
+            stride = features.stride()
+            for f in self.features:
+                if stride != prod(f.input_shape):
+                    leading.setdefault(f.input_shape[0], stride)
         return [to_bags(f, values[f.name], leading.get(f.input_shape[0])) for f in self.features]
 
     def assemble(self, bags: Sequence[FeatureBags]) -> KeyedJaggedTensor:
@@ -135,8 +141,7 @@ class SlotLayout:
     def _leading(self, values: Mapping[str, object]) -> dict[int, int]:
         """Sizes of leading axes by the config's size, from the inputs that tell one.
 
-        Dense inputs state it.  Without any, the rows of a ragged feature of one axis are the batch; the longest
-        counts, as one with fewer rows may be sequences.
+        Dense inputs state it.  Without any, the rows of a ragged feature of one axis are the batch.
         """
         found: dict[int, tuple[int, str]] = {}
         for feature in self.features:
@@ -148,13 +153,17 @@ class SlotLayout:
             if other != size:
                 fail(feature.name, f"has {size} samples, but feature {name!r} has {other}: one batch has one size")
         stated = {nominal: size for nominal, (size, _) in found.items()}
-        rows: dict[int, int] = {}
+        rows: dict[int, tuple[int, str]] = {}
         for feature in self.features:
             value, nominal = values[feature.name], feature.input_shape[0]
             if isinstance(value, Ragged) and len(feature.input_shape) == 1 and nominal not in stated:
                 count = max(len(value.row_splits) - 1, 0)
-                rows[nominal] = max(rows.get(nominal, 0), count)
-        return {**rows, **stated}
+                other, name = rows.setdefault(nominal, (count, feature.name))
+                if count != other and nominal not in (count, other):
+                    fail(feature.name, f"has {count} rows, but feature {name!r} has {other}: one batch has one size")
+                if count > other:  # the whole batch of the config; the other may be sequences
+                    rows[nominal] = (count, feature.name)
+        return {**{nominal: count for nominal, (count, _) in rows.items()}, **stated}
 
 
 def _split(kjt: KeyedJaggedTensor) -> dict[str, object]:

@@ -34,6 +34,8 @@ def load(
     pieces: list[Piece] = []
     error: Exception | None = None
     try:
+        if not isinstance(parameters, Mapping):
+            raise TypeError(f"parameters must be a mapping by table name, got {type(parameters).__name__}")
         pieces = [_given(config, name, tensors, num_shards, shard_id) for name, tensors in parameters.items()]
     except (ValueError, TypeError) as problem:
         error = problem

@@ -78,7 +78,10 @@ def module_sharding_plan(
             raise ValueError(f"table {name!r}: sharding {kind!r} is not one of auto, {', '.join(SHARDING_TYPES)}")
     ranks = balanced_ranks(module, [name for name in tables if kinds[name] == "table_wise"], world)
 
-    def generator(name: str) -> Any:
+    table_of_bag = {bag: table for table, bag in module.bag_names.items()}
+
+    def generator(bag: str) -> Any:
+        name = table_of_bag[bag]
         if kinds[name] == "row_wise":
             return row_wise(compute_kernel="fused")
         if kinds[name] == "table_wise":

@@ -44,6 +44,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from tpuemb_torch.collection import TPUEmbeddingBagCollection
 from tpuemb_torch.kernels import StepSource, StoredPart, TableBatchedEmbedding, TablePart, group_key
+from tpuemb_torch.optimizers import slots_of
 from tpuemb_torch.optimizers.trainability import may_differentiate
 from tpuemb_torch.preprocessing import InputError, PreparedInput
 from tpuemb_torch.sharding.exchange import Piece, move
@@ -65,7 +66,7 @@ class FusedTables(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
         device: torch.device,
     ) -> None:
         super().__init__(config, pg, device, None)
-        tables = {table.name: table for table in collection.config.tables}
+        tables = {collection.bag_names[table.name]: table for table in collection.config.tables}
         strategy = collection.config.sharding_strategy
         rank, world = dist.get_rank(pg), dist.get_world_size(pg)
         parts = []
@@ -96,16 +97,17 @@ class FusedTables(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
         kernel = self._emb_module
         weights, state = kernel.split_embedding_weights(), kernel.get_optimizer_state()
         slices: dict[str, TableBatchedEmbeddingSlice] = {}
-        places = [
+        stored = [
             (group.flat("parameters"), first * group.dim, part)
             for group in kernel.table_groups()
             for first, part in zip(group.first_rows, group.parts, strict=False)
         ]
-        for data, start, part in places:
-            name = part.table.name
+        names = [table.name for table in self._config.embedding_tables]
+        places = [(name, *place) for name, place in zip(names, stored, strict=True)]
+        for name, data, start, part in places:
             if name in slices:
                 continue
-            parts = [(s, p) for d, s, p in places if p.table.name == name and d is data]
+            parts = [(s, p) for n, d, s, p in places if n == name and d is data]
             last, last_part = parts[-1]
             end = last + len(last_part.rows) * len(last_part.columns)
             weight = TableBatchedEmbeddingSlice(
@@ -197,6 +199,7 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         object.__setattr__(self, "_source", module)
         object.__setattr__(self, "_steps", _step_source(module, env))
         plan = {name: _with_host_shards(module, name, sharding, env) for name, sharding in plan.items()}
+        _check_shards(module, plan)
         super().__init__(
             module=_torchrec_twin(module, plan, env),
             table_name_to_parameter_sharding=plan,
@@ -218,7 +221,7 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self.steps.rates = module.steps.rates
         self._placement = RowPlacement(
             [key.vocabulary_size for key in self.keys],
-            [plan[key.table].sharding_type == ShardingType.ROW_WISE.value for key in self.keys],
+            [plan[module.bag_names[key.table]].sharding_type == ShardingType.ROW_WISE.value for key in self.keys],
             env.world_size,
             module.config.sharding_strategy,
         )
@@ -259,6 +262,10 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     def reject(self, error: InputError) -> None:
         """Raises an error found before the collection, on this and on every other rank's input dist."""
         self._agree(0, error)
+
+    def confirm(self) -> None:
+        """Agrees with the other ranks that this rank's part of a batch is good (collective); raises if one's is not."""
+        self._agree(0, None)
 
     def input_dist(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor | PreparedInput
@@ -414,9 +421,11 @@ def _step_source(module: TPUEmbeddingBagCollection, env: ShardingEnv) -> StepSou
 
 
 def _with_host_shards(
-    module: TPUEmbeddingBagCollection, table: str, sharding: ParameterSharding, env: ShardingEnv
+    module: TPUEmbeddingBagCollection, bag: str, sharding: ParameterSharding, env: ShardingEnv
 ) -> ParameterSharding:
     """The plan of a table, row-wise shards resized to what DIV and MOD give each host."""
+    config = next(t for t in module.config.tables if module.bag_names[t.name] == bag)
+    table = config.name
     if sharding.sharding_type not in SHARDING_TYPES:
         raise ValueError(
             f"table {table!r}: sharding type {sharding.sharding_type!r} in the plan is not supported; "
@@ -427,7 +436,6 @@ def _with_host_shards(
     planned = sharding.sharding_spec.shards
     if len(planned) != env.world_size:
         raise ValueError(f"table {table!r}: row-wise over {len(planned)} of {env.world_size} ranks; use all of them")
-    config = next(t for t in module.config.tables if t.name == table)
     shards, offset = [], 0
     for rank, shard in enumerate(planned):
         rows = len(shard_rows(config.vocabulary_size, env.world_size, rank, module.config.sharding_strategy))
@@ -439,6 +447,17 @@ def _with_host_shards(
         ranks=list(range(env.world_size)),
         sharding_spec=EnumerableShardingSpec(shards),
     )
+
+
+def _check_shards(module: TPUEmbeddingBagCollection, plan: Mapping[str, ParameterSharding]) -> None:
+    """Refuses, on every rank alike, the one shard that TorchRec's optimizer state cannot describe."""
+    for table in module.config.tables:
+        shards = plan[module.bag_names[table.name]].sharding_spec.shards
+        if len(slots_of(table.optimizer)) > 1 and any(list(shard.shard_sizes) == [1, 1] for shard in shards):
+            raise ValueError(
+                f"table {table.name!r}: the plan gives a rank one row of dimension 1, and TorchRec takes the slots of "
+                f"{table.optimizer.algorithm} there for values of the whole table: use table_wise, or more rows"
+            )
 
 
 def _torchrec_twin(
@@ -465,7 +484,7 @@ def _torchrec_twin(
             config.num_embeddings_post_pruning = own.num_embeddings
         configs.append(config)
     twin = EmbeddingBagCollection(tables=configs, is_weighted=True, device=torch.device("meta"))
-    optimizers = {table.name: table.optimizer for table in module.config.tables}
+    optimizers = {module.bag_names[table.name]: table.optimizer for table in module.config.tables}
     for name, bag in twin.embedding_bags.items():
         # Tables with equal values form one TorchRec group; TorchRec passes an "optimizer" it does not know through.
         group = repr(group_key(optimizers[name], 0))
