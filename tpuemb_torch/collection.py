@@ -145,6 +145,11 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
     def confirm(self) -> None:
         """Agrees with the other ranks that a batch is good; there are none."""
 
+    def agree_on_step(self, error: Exception | None, rates: Tensor | None) -> None:
+        """Raises the error found in a step's gradients or rates, if there is one."""
+        if error is not None:
+            raise error
+
     def set_learning_rates(self, rates: Sequence[float | Tensor]) -> None:
         """Sets the dynamic learning rates by tag, for all backwards until the next call."""
         self.steps.set_rates(rates)

@@ -195,17 +195,25 @@ class TPUEmbedding(nn.Module):
             deduplication_data: that of the batch, if at hand.
 
         Raises:
-            ValueError, TypeError: for a wrong count, shape, dtype or batch; no table changes then.
+            ValueError, TypeError: for a wrong count, shape, dtype or batch, or learning rates that differ between
+                ranks; no table changes then, on any rank.
             RuntimeError: if no batch waits for gradients.
         """
-        batch = self._queue.to_send()
-        check_deduplication_data(deduplication_data, batch, "send")
-        names = [feature.name for feature in self.config.features]
-        full_shapes = [
-            (*shape, feature.table.dimension) for shape, feature in zip(batch.shapes, self.config.features, strict=True)
-        ]
-        checked = check_gradients(gradients, names, full_shapes)
-        check_rates(learning_rates, self.config.num_learning_rates)
+        rates: Tensor | None = None
+        error: Exception | None = None
+        try:
+            batch = self._queue.to_send()
+            check_deduplication_data(deduplication_data, batch, "send")
+            names = [feature.name for feature in self.config.features]
+            full_shapes = [
+                (*shape, feature.table.dimension)
+                for shape, feature in zip(batch.shapes, self.config.features, strict=True)
+            ]
+            checked = check_gradients(gradients, names, full_shapes)
+            rates = check_rates(learning_rates, self.config.num_learning_rates)
+        except (ValueError, TypeError, RuntimeError) as problem:
+            error = problem
+        self.collection.agree_on_step(error, rates)
         self.collection.set_learning_rates(learning_rates)
         activations = batch.activations
         if batch.mode == "backward_pass_only":

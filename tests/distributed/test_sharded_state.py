@@ -156,6 +156,32 @@ def test_a_rejected_batch_is_in_no_rank_s_queue() -> None:
     assert run_ranks(2, rejected_enqueues) == [[0.0, 1.0, 3.0, 4.0, 5.0]] * 2
 
 
+def refused_steps(rank: int, world: int) -> list[str]:
+    """Wrong gradients on one rank, then rates that differ, then a good step; the messages of the first two."""
+    embedding = tpuemb.shard(tpuemb.TPUEmbedding(tpuemb.load_config(cases.config_text("adagrad"))), "row_wise")
+    embedding.enqueue(cases.make_batch(3, seed=rank))
+    gradients = [torch.ones_like(a) for a in embedding.recv_activations()]
+    before = embedding.retrieve_parameters()
+    messages = []
+    wrong = [gradients[0][:1], *gradients[1:]] if rank == 1 else gradients
+    for sent, rates in ((wrong, (0.1, 0.2)), (gradients, (0.1, 0.2 + 0.1 * rank))):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            embedding.send_gradients(sent, rates)
+        messages.append(str(caught.value))
+    after = embedding.retrieve_parameters()
+    assert all(torch.equal(before[t][s], after[t][s]) for t in before for s in before[t])
+    embedding.send_gradients(gradients, (0.1, 0.2))
+    assert not torch.equal(before["user"]["parameters"], embedding.retrieve_parameters()["user"]["parameters"])
+    return messages
+
+
+def test_a_step_that_one_rank_refuses_changes_no_table_on_any() -> None:
+    first, second = run_ranks(2, refused_steps)
+    assert "another rank refused" in first[0]
+    assert "'viewer' has shape [1, 8]" in second[0]
+    assert first[1] == second[1] == "learning rate of tag 1 is 0.2 on one rank and 0.3 on another: send the same on all"
+
+
 def odd_tables(rank: int, world: int, plan: str) -> Any:
     """Dimension 1 with two features, and names that torch's modules refuse."""
     names = ["a.b", "items", "a_b_table0", "plain"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.optimizers.cases import array, tensor
 from tests.optimizers.random_programs import programs
 from tpuemb_torch.config import hlo
-from tpuemb_torch.optimizers import UserDefinedProgram, hlo_reference
+from tpuemb_torch.optimizers import UserDefinedProgram, hlo_reference, hlo_translation
 from tpuemb_torch.protos import hlo_pb2
 from tpuemb_torch.report import program_formula
 
@@ -108,3 +108,11 @@ def test_compiled_programs_agree(module: hlo_pb2.HloModuleProto, seed: int) -> N
     compiled = torch.compile(rule.update, fullgraph=True, dynamic=True)(weights, gradient, rate, *slots)
     for a, e in zip(compiled, rule.update(weights, gradient, rate, *slots), strict=True):
         torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_remainders_of_numbers_far_apart() -> None:
+    """Enough elements for vectorized code, with quotients beyond float32."""
+    rng = np.random.default_rng(0)
+    a, b = (array(rng.normal(size=4096) * 10.0 ** rng.integers(-30, 31, 4096)) for _ in range(2))
+    actual = hlo_translation._remainder(tensor(a), tensor(b)).numpy()
+    np.testing.assert_array_equal(actual, np.fmod(a, b))

@@ -123,7 +123,9 @@ def _divide(a: Tensor, b: Tensor) -> Tensor:
 
 def _remainder(a: Tensor, b: Tensor) -> Tensor:
     if a.is_floating_point():
-        return torch.fmod(a, b)
+        # In float64, where a remainder of float32 numbers is exact: torch's vectorized float32 fmod gives NaN where the
+        # quotient overflows.
+        return torch.fmod(a.double(), b.double()).to(a.dtype)
     remainder = torch.fmod(a, _safe_divisor(b))
     return torch.where(b == 0, a, torch.where(b == -1, 0, remainder))
 

@@ -267,6 +267,33 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         """Agrees with the other ranks that this rank's part of a batch is good (collective); raises if one's is not."""
         self._agree(0, None)
 
+    def agree_on_step(self, error: Exception | None, rates: Tensor | None) -> None:
+        """Agrees with the other ranks that a step may be applied (collective).
+
+        Args:
+            error: what is wrong with this rank's gradients or rates; raised after the others know.
+            rates: float32 `[num_learning_rates]`; must be the same on all ranks.
+
+        Raises:
+            InputError: if another rank has an error.
+            ValueError: if the ranks' rates differ.
+        """
+        count = self.config.num_learning_rates
+        mine = torch.zeros(count) if rates is None else rates
+        state = torch.cat([torch.tensor([float(error is not None)]), mine, -mine]).double()
+        state = state.to(self._device or torch.device("cpu"))
+        dist.all_reduce(state, op=dist.ReduceOp.MAX, group=self._env.process_group)
+        failed, highest, lowest = bool(state[0]), state[1 : 1 + count].tolist(), (-state[1 + count :]).tolist()
+        if error is not None:
+            raise error
+        if failed:
+            raise InputError("another rank refused its gradients or learning rates; its message says why")
+        for tag, (high, low) in enumerate(zip(highest, lowest, strict=True)):
+            if high != low:
+                raise ValueError(
+                    f"learning rate of tag {tag} is {low:g} on one rank and {high:g} on another: send the same on all"
+                )
+
     def input_dist(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor | PreparedInput
     ) -> Awaitable[Awaitable[KJTList]]:
