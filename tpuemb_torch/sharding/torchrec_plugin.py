@@ -32,7 +32,6 @@ from torchrec.distributed.types import (
     Awaitable,
     LazyAwaitable,
     ParameterSharding,
-    ShardedTensor,
     ShardingEnv,
     ShardingType,
     ShardMetadata,
@@ -522,8 +521,3 @@ def _torchrec_twin(
 
 def _keep(weights: Tensor) -> Tensor:
     return weights
-
-
-def sharded_tensors(module: ShardedTPUEmbeddingBagCollection) -> dict[str, ShardedTensor]:
-    """The tables as TorchRec's state dict shows them."""
-    return dict(module._model_parallel_name_to_sharded_tensor)
