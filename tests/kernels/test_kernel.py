@@ -9,8 +9,9 @@ import torch
 import tpuemb_torch as tpuemb
 from tpuemb_torch.config import Table
 from tpuemb_torch.kernels import StepSource, TableBatchedEmbedding, TablePart
-from tpuemb_torch.kernels.update import CHUNK_ROWS, sort_ids
+from tpuemb_torch.kernels.update import CHUNK_ROWS
 from tpuemb_torch.optimizers import reference_step
+from tpuemb_torch.preprocessing import sort_ids
 
 
 def table(name: str, rows: int, dimension: int, optimizer: str, rate: float = 0.1, extra: str = "") -> Table:

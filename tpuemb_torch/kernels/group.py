@@ -14,9 +14,10 @@ from tpuemb_torch.kernels.numbers import TableNumbers
 from tpuemb_torch.kernels.row_step import CompiledRowStep, EagerRowStep
 from tpuemb_torch.kernels.step_inputs import StepInputs
 from tpuemb_torch.kernels.tables import StoredPart, TablePart
-from tpuemb_torch.kernels.update import GradientRows, sort_ids, sweep_rows, update_rows
+from tpuemb_torch.kernels.update import GradientRows, sweep_rows, update_rows
 from tpuemb_torch.optimizers import create_rule
 from tpuemb_torch.optimizers.quantization import quantize
+from tpuemb_torch.preprocessing import SortedIds, sort_ids
 
 
 def group_key(optimizer: Optimizer, dimension: int) -> tuple[object, ...]:
@@ -75,13 +76,14 @@ class TableGroup(nn.Module):
             for part, begin in zip(self.parts, self.first_rows, strict=False)
         ]
 
-    def lookup(self, ids: Tensor, offsets: Tensor, gains: Tensor | None) -> Tensor:
+    def lookup(self, ids: Tensor, offsets: Tensor, gains: Tensor | None, ordered: SortedIds | None = None) -> Tensor:
         """Weighted sums of rows.
 
         Args:
             ids: int64 `[n]`, rows of the group's buffer.
             offsets: int64 `[bags + 1]`.
             gains: float32 `[n]` or None for 1.0 each.
+            ordered: the ids sorted, if at hand.
 
         Returns:
             float32 `[bags, dim]`.
@@ -89,28 +91,28 @@ class TableGroup(nn.Module):
         weights = self.flat("parameters").view(self.rows, self.dim)
         if self.quantization is not None:
             # Each distinct row once, then the bags over the quantized rows.
-            rows, ids = torch.unique(ids, return_inverse=True)
+            ordered = sort_ids(ids, self.rows) if ordered is None else ordered
             q = self.quantization
-            weights = quantize(weights.index_select(0, rows), q.lower, q.upper, q.num_buckets)
+            weights = quantize(weights.index_select(0, ordered.rows), q.lower, q.upper, q.num_buckets)
+            ids = ordered.inverse()
         return functional.embedding_bag(
             ids, weights, offsets, mode="sum", include_last_offset=True, per_sample_weights=gains
         )
 
-    def update(self, ids: Tensor, bag: Tensor, gains: Tensor | None, gradient: Tensor, rates: Tensor) -> None:
+    def update(self, ordered: SortedIds, bag: Tensor, gains: Tensor | None, gradient: Tensor, rates: Tensor) -> None:
         """One optimizer step of the group.
 
         Args:
-            ids: int64 `[n]`, rows of the group's buffer, as looked up.
+            ordered: the `n` ids looked up, rows of the group's buffer.
             bag: int64 `[n]`, row of `gradient` that each id's bag received.
             gains: float32 `[n]` or None.
             gradient: float32 `[bags, dim]`.
             rates: float32 `[num_learning_rates]`.
         """
-        ordered = sort_ids(ids, self.rows)
         rows = GradientRows(gradient, bag[ordered.order], None if gains is None else gains[ordered.order])
         step = self.numbers.step(rates)
         apply = sweep_rows if self.rule.sweeps_all_rows else update_rows
-        apply(self.row_step, self.numbers, step, self._row_starts.on(ids.device), self.state(), ordered, rows)
+        apply(self.row_step, self.numbers, step, self._row_starts.on(rates.device), self.state(), ordered, rows)
 
 
 class FusedLookup(torch.autograd.Function):
@@ -124,6 +126,7 @@ class FusedLookup(torch.autograd.Function):
         ids: Tensor,
         offsets: Tensor,
         gains: Tensor | None,
+        ordered: SortedIds | None,
         features: int,
         step_inputs: Callable[[], StepInputs],
     ) -> Tensor:
@@ -136,13 +139,16 @@ class FusedLookup(torch.autograd.Function):
             ids: int64 `[n]`, rows of the group's buffer.
             offsets: int64 `[features * batch + 1]`.
             gains: float32 `[n]` or None.
+            ordered: the ids sorted, or None: then the backward sorts them.
             features: number of features.
             step_inputs: called once in each backward.
         """
         batch = (offsets.numel() - 1) // features
         ctx.group, ctx.features, ctx.batch, ctx.step_inputs = group, features, batch, step_inputs  # type: ignore[attr-defined]
-        ctx.lookup = (ids, offsets, gains)  # type: ignore[attr-defined]
-        out = group.lookup(ids, offsets, gains)
+        if ordered is None and group.quantization is not None:
+            ordered = sort_ids(ids, group.rows)
+        ctx.lookup = (ids, offsets, gains, ordered)  # type: ignore[attr-defined]
+        out = group.lookup(ids, offsets, gains, ordered)
         if features == 1:
             return out
         return out.view(features, batch, group.dim).transpose(0, 1).reshape(batch, features * group.dim).contiguous()
@@ -152,7 +158,7 @@ class FusedLookup(torch.autograd.Function):
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[None, ...]:
         group: TableGroup = ctx.group  # type: ignore[attr-defined]
         features, batch = ctx.features, ctx.batch  # type: ignore[attr-defined]
-        ids, offsets, gains = ctx.lookup  # type: ignore[attr-defined]
+        ids, offsets, gains, ordered = ctx.lookup  # type: ignore[attr-defined]
         rates, scale, cores = ctx.step_inputs()  # type: ignore[attr-defined]
         rates = rates.to(ids.device)
         gradient = gradients[0] if scale == 1.0 else gradients[0] * scale
@@ -167,7 +173,8 @@ class FusedLookup(torch.autograd.Function):
             core = torch.div(bag, features * (batch // cores), rounding_mode="floor")
             for index in range(cores):
                 mine = core == index
-                group.update(ids[mine], bag[mine], None if gains is None else gains[mine], gradient, rates)
+                own = sort_ids(ids[mine], group.rows)
+                group.update(own, bag[mine], None if gains is None else gains[mine], gradient, rates)
         else:
-            group.update(ids, bag, gains, gradient, rates)
-        return (None,) * 7
+            group.update(sort_ids(ids, group.rows) if ordered is None else ordered, bag, gains, gradient, rates)
+        return (None,) * 8

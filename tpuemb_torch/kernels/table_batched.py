@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from tpuemb_torch.kernels.group import FusedLookup, TableGroup, group_key
 from tpuemb_torch.kernels.row_step import compiler_found
 from tpuemb_torch.kernels.step_inputs import StepInputs
 from tpuemb_torch.kernels.tables import StoredPart, TablePart, fill_initial
+from tpuemb_torch.preprocessing import SortedIds
 
 KERNELS = ("auto", "compiled", "eager")
 
@@ -91,13 +92,20 @@ class TableBatchedEmbedding(nn.Module):
         """The parts with live views of their weights and slots, in order."""
         return [stored for group in self.table_groups() for stored in group.stored()]
 
-    def forward(self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        indices: Tensor,
+        offsets: Tensor,
+        per_sample_weights: Tensor | None = None,
+        ordered: SortedIds | None = None,
+    ) -> Tensor:
         """Looks up weighted bags.
 
         Args:
             indices: int64 `[n]`, ids local to each part, feature-major.
             offsets: int64 `[features * batch + 1]`.
             per_sample_weights: float32 `[n]` gains, or None for 1.0 each.
+            ordered: the ids sorted by row, all parts' rows back to back, if that was done ahead.
 
         Returns:
             float32 `[batch, sum of the features' dims]`.
@@ -112,13 +120,17 @@ class TableBatchedEmbedding(nn.Module):
         )
         outputs = []
         first = 0
-        for group, count in zip(self.table_groups(), self.group_features, strict=True):
+        groups = self.table_groups()
+        ordered_of: Sequence[SortedIds | None] = [None] * len(groups)
+        if ordered is not None:
+            ordered_of = ordered.split([0, *accumulate(group.rows for group in groups[:-1])])
+        for group, count, own_order in zip(groups, self.group_features, ordered_of, strict=True):
             if count == 0:
                 continue
             bags = offsets[first * batch : (first + count) * batch + 1]
             begin, end = (0, ids.numel()) if count == features else bounds[[first, first + count]].tolist()
             gains = None if per_sample_weights is None else per_sample_weights[begin:end]
-            lookup = (ids[begin:end], bags - begin, gains)
+            lookup = (ids[begin:end], bags - begin, gains, own_order)
             outputs.append(FusedLookup.apply(self._handle, group, *lookup, count, self._step_inputs))
             first += count
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)

@@ -1,4 +1,4 @@
-"""The fused update of a group: sort the ids, fold the gradients of each distinct row, step the row once."""
+"""The fused update of a group: fold the gradients of each distinct row, step the row once."""
 
 from __future__ import annotations
 
@@ -12,37 +12,11 @@ from torch.nn import functional
 from tpuemb_torch.kernels.numbers import TableNumbers
 from tpuemb_torch.kernels.row_step import RowStep
 from tpuemb_torch.optimizers import StepNumbers
+from tpuemb_torch.preprocessing import SortedIds
 
 #: Distinct rows folded and stepped at a time.  Everything at once would allocate (and page in) temporaries of the
 #: size of the batch's rows in every step; a few thousand rows stay in cache.
 CHUNK_ROWS = 4096
-
-
-@dataclass(frozen=True, eq=False)
-class SortedIds:
-    """The ids of a lookup in row order.
-
-    Attributes:
-        rows: int64 `[distinct]`, ascending rows of the group's buffer.
-        starts: int64 `[distinct + 1]`, where each row's ids begin in the sorted order.
-        order: int64 `[n]`, the position in the lookup of each sorted id; equal ids keep their order.
-    """
-
-    rows: Tensor
-    starts: Tensor
-    order: Tensor
-
-
-def sort_ids(ids: Tensor, buffer_rows: int) -> SortedIds:
-    """Sorts ids (int64 `[n]`, rows of the buffer) and finds the distinct ones."""
-    # 32-bit keys sort about a fifth faster.
-    keys = ids.int() if buffer_rows <= torch.iinfo(torch.int32).max else ids
-    keys, order = torch.sort(keys, stable=True)
-    first = torch.ones_like(keys, dtype=torch.bool)
-    torch.ne(keys[1:], keys[:-1], out=first[1:])
-    begin = first.nonzero().squeeze(1)
-    starts = torch.cat([begin, begin.new_tensor([ids.numel()])])
-    return SortedIds(keys[begin].long(), starts, order)
 
 
 @dataclass(frozen=True, eq=False)

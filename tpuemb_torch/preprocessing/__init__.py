@@ -6,6 +6,7 @@ require_torchrec()
 
 from tpuemb_torch.preprocessing.bags import FeatureBags, to_bags  # noqa: E402
 from tpuemb_torch.preprocessing.deduplication import DeduplicationData, deduplicate  # noqa: E402
+from tpuemb_torch.preprocessing.distinct import SortedIds, sort_ids  # noqa: E402
 from tpuemb_torch.preprocessing.gains import COMBINERS, combiner_codes, gains  # noqa: E402
 from tpuemb_torch.preprocessing.id_checks import ID_POLICIES, KeyInfo, check_ids  # noqa: E402
 from tpuemb_torch.preprocessing.inputs import InputError, Ragged, Sparse  # noqa: E402
@@ -24,10 +25,12 @@ __all__ = [
     "PreparedInput",
     "Ragged",
     "SlotLayout",
+    "SortedIds",
     "Sparse",
     "check_ids",
     "combiner_codes",
     "deduplicate",
     "gains",
+    "sort_ids",
     "to_bags",
 ]
