@@ -130,26 +130,30 @@ class FusedLookup(torch.autograd.Function):
         features: int,
         step_inputs: Callable[[], StepInputs],
     ) -> Tensor:
-        """Looks up `features * batch` bags, feature-major; returns float32 `[batch, features * dim]`.
+        """Looks up bags.
+
+        Returns:
+            float32 `[batch, features * dim]` of `features * batch` bags, feature-major; or float32 `[bags, dim]`
+            where `features` is 0.
 
         Args:
             ctx: autograd's context.
             handle: any tensor that requires grad: it makes this a node of the graph.
             group: the tables.
             ids: int64 `[n]`, rows of the group's buffer.
-            offsets: int64 `[features * batch + 1]`.
+            offsets: int64 `[bags + 1]`.
             gains: float32 `[n]` or None.
             ordered: the ids sorted, or None: then the backward sorts them.
-            features: number of features.
+            features: number of features that are columns of the result, or 0 for bags as rows.
             step_inputs: called once in each backward.
         """
-        batch = (offsets.numel() - 1) // features
+        batch = (offsets.numel() - 1) // max(features, 1)
         ctx.group, ctx.features, ctx.batch, ctx.step_inputs = group, features, batch, step_inputs  # type: ignore[attr-defined]
         if ordered is None and group.quantization is not None:
             ordered = sort_ids(ids, group.rows)
         ctx.lookup = (ids, offsets, gains, ordered)  # type: ignore[attr-defined]
         out = group.lookup(ids, offsets, gains, ordered)
-        if features == 1:
+        if features <= 1:
             return out
         return out.view(features, batch, group.dim).transpose(0, 1).reshape(batch, features * group.dim).contiguous()
 
@@ -162,11 +166,12 @@ class FusedLookup(torch.autograd.Function):
         rates, scale, cores = ctx.step_inputs()  # type: ignore[attr-defined]
         rates = rates.to(ids.device)
         gradient = gradients[0] if scale == 1.0 else gradients[0] * scale
-        gradient = gradient.contiguous().view(batch * features, group.dim)
+        gradient = gradient.contiguous().view(offsets.numel() - 1, group.dim)
         device = ids.device
         # Bag (feature f, sample b) is row `b * features + f` of the gradient.
-        samples = torch.arange(batch, device=device)
-        rows = (samples * features + torch.arange(features, device=device)[:, None]).reshape(-1)
+        rows = torch.arange(batch, device=device)
+        if features > 1:
+            rows = (rows * features + torch.arange(features, device=device)[:, None]).reshape(-1)
         bag = torch.repeat_interleave(rows, offsets.diff(), output_size=ids.numel())
         if group.steps_per_core and cores > 1:
             # A shard's batch is the cores' batches one after the other.

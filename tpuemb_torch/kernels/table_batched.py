@@ -114,26 +114,69 @@ class TableBatchedEmbedding(nn.Module):
         if features == 0:
             return torch.empty(0, 0, device=offsets.device)
         batch = (offsets.numel() - 1) // features
-        bounds = offsets[::batch] if batch else offsets.new_zeros(features + 1)
+        outputs = self._look_up(indices, offsets, per_sample_weights, ordered, [batch] * features, columns=True)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+    def look_up_bags(
+        self,
+        indices: Tensor,
+        offsets: Tensor,
+        gains: Tensor | None,
+        bags: Sequence[int],
+        ordered: SortedIds | None = None,
+    ) -> list[Tensor]:
+        """Looks up weighted bags, of which features may have different numbers.
+
+        Args:
+            indices: int64 `[n]`, ids local to each part, feature-major.
+            offsets: int64 `[sum of bags + 1]`.
+            gains: float32 `[n]`, or None for 1.0 each.
+            bags: number of bags of each feature.
+            ordered: as for `forward`.
+
+        Returns:
+            float32 `[bags, dim]` per feature: views of one result per group.
+        """
+        outputs = self._look_up(indices, offsets, gains, ordered, bags, columns=False)
+        counts = [count for count in self.group_features if count]
+        starts = [0, *accumulate(counts)]
+        return [
+            rows
+            for out, first, count in zip(outputs, starts, counts, strict=False)
+            for rows in torch.unsafe_split_with_sizes(out, list(bags[first : first + count]))
+        ]
+
+    def _look_up(
+        self,
+        indices: Tensor,
+        offsets: Tensor,
+        gains: Tensor | None,
+        ordered: SortedIds | None,
+        bags: Sequence[int],
+        columns: bool,
+    ) -> list[Tensor]:
+        """One result per group that has features: features as columns, or bags as rows."""
+        first_bags = [0, *accumulate(bags)]
+        bounds = offsets[torch.tensor(first_bags, device=offsets.device)]
         ids = indices + torch.repeat_interleave(
             self._feature_starts.on(indices.device), bounds.diff(), output_size=indices.numel()
         )
-        outputs = []
-        first = 0
         groups = self.table_groups()
         ordered_of: Sequence[SortedIds | None] = [None] * len(groups)
         if ordered is not None:
             ordered_of = ordered.split([0, *accumulate(group.rows for group in groups[:-1])])
+        outputs = []
+        first = 0
         for group, count, own_order in zip(groups, self.group_features, ordered_of, strict=True):
             if count == 0:
                 continue
-            bags = offsets[first * batch : (first + count) * batch + 1]
-            begin, end = (0, ids.numel()) if count == features else bounds[[first, first + count]].tolist()
-            gains = None if per_sample_weights is None else per_sample_weights[begin:end]
-            lookup = (ids[begin:end], bags - begin, gains, own_order)
-            outputs.append(FusedLookup.apply(self._handle, group, *lookup, count, self._step_inputs))
+            own_bags = offsets[first_bags[first] : first_bags[first + count] + 1]
+            begin, end = (0, ids.numel()) if count == len(bags) else bounds[[first, first + count]].tolist()
+            own_gains = None if gains is None else gains[begin:end]
+            lookup = (ids[begin:end], own_bags - begin, own_gains, own_order)
+            outputs.append(FusedLookup.apply(self._handle, group, *lookup, count if columns else 0, self._step_inputs))
             first += count
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        return outputs
 
     # What TorchRec's fused optimizer asks of a kernel.
 
