@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from tpuemb_torch import checkpoint, models, ops
     from tpuemb_torch.collection import TPUEmbeddingBagCollection
     from tpuemb_torch.embedding import TPUEmbedding, shard, sharders
-    from tpuemb_torch.preprocessing import DeduplicationData, InputError, Ragged, Sparse
+    from tpuemb_torch.preprocessing import DeduplicationData, InputError, PreparedBatch, Ragged, Sparse
+    from tpuemb_torch.train_pipeline import TrainPipeline
 
 
 _TORCHREC_NAMES = {
@@ -36,8 +37,10 @@ _TORCHREC_NAMES = {
     "TPUEmbeddingBagCollection": "tpuemb_torch.collection",
     "DeduplicationData": "tpuemb_torch.preprocessing",
     "InputError": "tpuemb_torch.preprocessing",
+    "PreparedBatch": "tpuemb_torch.preprocessing",
     "Ragged": "tpuemb_torch.preprocessing",
     "Sparse": "tpuemb_torch.preprocessing",
+    "TrainPipeline": "tpuemb_torch.train_pipeline",
     "shard": "tpuemb_torch.embedding",
     "sharders": "tpuemb_torch.embedding",
 }
@@ -53,12 +56,14 @@ __all__ = [
     "LearningRate",
     "Limits",
     "Optimizer",
+    "PreparedBatch",
     "Quantization",
     "Ragged",
     "Sparse",
     "TPUEmbedding",
     "TPUEmbeddingBagCollection",
     "Table",
+    "TrainPipeline",
     "__version__",
     "checkpoint",
     "load_config",

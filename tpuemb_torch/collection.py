@@ -17,12 +17,14 @@ from tpuemb_torch.optimizers.trainability import check_experimental, may_differe
 from tpuemb_torch.preprocessing import (
     COMBINERS,
     ID_POLICIES,
+    BatchPreparation,
     InputError,
     Key,
     KeyedPreparation,
     PreparedInput,
     SlotLayout,
 )
+from tpuemb_torch.sent_steps import StepQueue, drain_before
 
 GRADIENT_REDUCTIONS = ("sum", "mean")
 Combiners = Sequence[str] | Mapping[str, str] | None
@@ -105,17 +107,25 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
         self.training_refusal = training_refusal(config, check_experimental(experimental))
         self.keys = [key for table in tables for key in keys_of[table.name]]
         self.preparation = KeyedPreparation(self.keys, id_policy)
+        self.feature_preparation = BatchPreparation(config, self.keys, id_policy)
         self.steps = StepSource(config.num_learning_rates)
+        self.step_queue = StepQueue(self.steps)
         feature_parts = [index for index, table in enumerate(tables) for _ in keys_of[table.name]]
         self._device = torch.device(device)
         self.kernel = TableBatchedEmbedding(
             [TablePart.whole(table) for table in tables], feature_parts, self._device, seed, self.steps, kernel
         )
         self._dims = self.kernel.feature_dims
+        part_of = {table.name: index for index, table in enumerate(tables)}
+        self._lookup_features = self.kernel.lookup_features(
+            [part_of[config.features[index].table.name] for index in self.feature_preparation.order]
+        )
         self._link_weights()
         self.register_load_state_dict_post_hook(_take_assigned_weights)
+        self.register_state_dict_pre_hook(drain_before)
+        self.register_load_state_dict_pre_hook(drain_before)
 
-    def forward(self, features: KeyedJaggedTensor | PreparedInput) -> KeyedTensor:
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Looks up a batch.
 
         Args:
@@ -128,15 +138,29 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
             InputError: for a malformed batch; nothing is looked up then.
         """
         self._check_allocated()
-        prepared = features if isinstance(features, PreparedInput) else self.prepare(features)
-        kjt = prepared.kjt
+        prepared = self.preparation.of_kjt(features)
         with torch.set_grad_enabled(may_differentiate(self.training_refusal, self.training)):
-            values = self.kernel(kjt.values(), kjt.offsets(), kjt.weights_or_none())
+            values = self.kernel(prepared.ids, prepared.offsets, prepared.gains)
         return KeyedTensor(self.preparation.names, self._dims, values)
 
-    def prepare(self, kjt: KeyedJaggedTensor, combiners: Mapping[str, str] | None = None) -> PreparedInput:
-        """Checks a batch and turns weights into gains; `forward` does it where it was not done."""
-        return self.preparation(kjt, combiners)
+    def start(self, prepared: PreparedInput) -> PreparedInput:
+        """Begins the lookup of features that are prepared; there is nothing to send anywhere."""
+        return prepared
+
+    def finish(self, started: PreparedInput) -> list[Tensor]:
+        """Looks features up.
+
+        Args:
+            started: from `start`.
+
+        Returns:
+            float32 `[samples, dim]` per feature, in the order of `feature_preparation`.
+        """
+        self._check_allocated()
+        with torch.set_grad_enabled(may_differentiate(self.training_refusal, self.training)):
+            return self.kernel.look_up_bags(
+                self._lookup_features, started.ids, started.offsets, started.gains, started.bags, started.ordered
+            )
 
     def reject(self, error: InputError) -> None:
         """Raises an error found in a batch before it reached the collection."""
@@ -155,8 +179,9 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
         self.steps.set_rates(rates)
 
     def stored(self) -> list[StoredPart]:
-        """The parts of the tables held in this process, with live views."""
+        """The parts of the tables held in this process, with live views, after all steps that were sent."""
         self._check_allocated()
+        self.step_queue.drain()
         return self.kernel.stored()
 
     def _check_allocated(self) -> None:
@@ -175,6 +200,10 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
         """Writes the initial weights and slots again (and allocates nothing)."""
         if self._device.type != "meta":
             self.kernel.reset_parameters(self.seed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.step_queue.drain()
+        return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Copies and pickles: their parameters become views of their own buffers."""

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection as AbstractCollection
 from collections.abc import Mapping, Sequence
-from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torchrec.distributed.types import Awaitable
-from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from tpuemb_torch.collection import Combiners, TPUEmbeddingBagCollection, resolve_combiners
 from tpuemb_torch.config import Config, load_config
 from tpuemb_torch.kernels.step_inputs import check_rates
-from tpuemb_torch.preprocessing import DeduplicationData, InputError, PreparedInput, deduplicate
+from tpuemb_torch.preprocessing import DeduplicationData, InputError, PreparedBatch
+from tpuemb_torch.sent_steps import SentStep
 from tpuemb_torch.sharding import Plan, ShardedTPUEmbeddingBagCollection, TPUEmbeddingSharder, shard_collection
 from tpuemb_torch.sharding import parameters as parameter_io
 from tpuemb_torch.sharding.parameters import Parameters
 from tpuemb_torch.step_protocol import BatchQueue, check_deduplication_data, check_gradients, resolve_mode
+from tpuemb_torch.supplied import SuppliedActivations
 
 __all__ = ["TPUEmbedding", "TPUEmbeddingBagCollection", "shard", "sharders"]
 
@@ -74,20 +72,15 @@ class TPUEmbedding(nn.Module):
                 experimental=experimental,
             )
         )
-        if config.pipeline_execution_with_tensor_core:
-            warnings.warn(
-                "pipeline_execution_with_tensor_core is set, but steps run one after the other: each lookup sees "
-                "all updates of the steps before it",
-                stacklevel=2,
-            )
 
     def _use(self, collection: Collection) -> None:
         self.collection = collection
         self.config = collection.config
-        self._layout = collection.layout
+        #: Checks and lays out features; it needs no tables, and can be pickled to data-loading workers.
+        self.preparation = collection.feature_preparation
         self._queue = BatchQueue()
-        self._column_cache: dict[tuple[str, ...], tuple[list[str], list[int]]] = {}
-        self._table_numbers = {table.name: index for index, table in enumerate(self.config.tables)}
+        #: Set by `TrainPipeline` while the model runs.
+        self._supplied: SuppliedActivations | None = None
 
     # The module: features in, activations out.
 
@@ -101,7 +94,7 @@ class TPUEmbedding(nn.Module):
                 feature's `input_shape`, its last axis is combined (bags); with as many, each id is looked up by
                 itself (sequences: what is missing is zero, what lies beyond the last step is dropped).  In a
                 config without feature_descriptor, the samples of a table are its output rows
-                `b * num_features + f`; a list of `num_features` inputs does too.
+                `b * num_features + f`; a list of `num_features` inputs does too.  Or a `PreparedBatch`.
 
         Returns:
             float32 activations by feature name, `[batch, *input_shape[1:], dim]`.  Their backward applies the
@@ -111,13 +104,28 @@ class TPUEmbedding(nn.Module):
             InputError: for a malformed batch; it changes nothing.
             NotImplementedError: in training, for tables that do not train (see `experimental`).
         """
-        train = self.training and torch.is_grad_enabled() and self.config.mode != "inference"
+        if self._supplied is not None:
+            return self._supplied.take(features)
+        self.collection.step_queue.drain()
+        train = self._trains()
         if train:
             self._check_trainable()
-        prepared, shapes = self._prepare(features)
-        with torch.set_grad_enabled(train):
-            activations = self._look_up(prepared, shapes)
-        return dict(zip((feature.name for feature in self.config.features), activations, strict=True))
+        return self._by_name(self._look_up(self._prepare(features), train))
+
+    def masks(self, features: object) -> dict[str, Tensor]:
+        """Which samples have an id.
+
+        Args:
+            features: as for `forward`.
+
+        Returns:
+            bool by feature name, of the shape of its activations without the last axis: for a sequence feature
+            `[batch, steps]`, False where a step is missing (its activation is zero) or its id was dropped.
+
+        Raises:
+            InputError: for a malformed batch.
+        """
+        return self.preparation.masks(self._prepare(features))
 
     def set_learning_rates(self, learning_rates: Sequence[float | Tensor]) -> None:
         """Sets the dynamic learning rates, one scalar per tag, for the backwards from here on.
@@ -152,10 +160,10 @@ class TPUEmbedding(nn.Module):
         if mode != "inference":
             self._check_trainable()
         by_table = None if combiners is None else resolve_combiners(self.config, combiners)
-        prepared, shapes = self._prepare(features, by_table)
+        batch = self._prepare(features, by_table)
         # A batch that one rank rejects must be in no rank's queue.
         self.collection.confirm()
-        self._queue.enqueue(mode, prepared, shapes)
+        self._queue.enqueue(mode, batch)
 
     def recv_activations(self, deduplication_data: DeduplicationData | None = None) -> list[Tensor]:
         """Activations of the next batch, in the config's order; float32, without gradient.
@@ -169,16 +177,31 @@ class TPUEmbedding(nn.Module):
         """
         batch = self._queue.to_receive()
         check_deduplication_data(deduplication_data, batch, "recv")
-        with torch.set_grad_enabled(batch.mode == "training"):
-            activations = self._look_up(batch.prepared, batch.shapes)
+        train = batch.mode == "training"
+        pipelined = train and self.config.pipeline_execution_with_tensor_core
+        if not pipelined:
+            self.collection.step_queue.drain()
+        elif self._queue.waiting_for_gradients() > 1:
+            raise RuntimeError(
+                "two training batches wait for their gradients: with pipeline_execution_with_tensor_core, the lookup "
+                "of a batch follows the update of the last but one; send the gradients of the oldest first"
+            )
+        activations = self._look_up(batch.prepared, train)
         self._queue.mark_received(batch, activations)
+        # When pipelined, the update of the batch before follows this lookup.
+        self.collection.step_queue.release()
         # Copies: what the caller does to them must not reach the graph that send goes back through.
         return [activation.detach().clone() for activation in activations]
 
     def recv_deduplication_data(self) -> DeduplicationData:
-        """Deduplication data of the batch that the next `recv_activations` returns."""
+        """Deduplication data of the batch that the next `recv_activations` returns.
+
+        The layer keeps the sorted ids that it is made of: recv and send do not sort again (unless the tables are
+        sharded: then each rank sorts, once, the ids that it receives from all).
+        """
         batch = self._queue.to_receive()
-        return deduplicate(batch.number, batch.prepared, self.collection.keys, self._table_numbers)
+        batch.prepared = self.preparation.deduplicated(batch.prepared)
+        return self.preparation.deduplication_data(batch.prepared, batch.number)
 
     def send_gradients(
         self,
@@ -207,20 +230,42 @@ class TPUEmbedding(nn.Module):
             names = [feature.name for feature in self.config.features]
             full_shapes = [
                 (*shape, feature.table.dimension)
-                for shape, feature in zip(batch.shapes, self.config.features, strict=True)
+                for shape, feature in zip(batch.prepared.shapes, self.config.features, strict=True)
             ]
             checked = check_gradients(gradients, names, full_shapes)
             rates = check_rates(learning_rates, self.config.num_learning_rates)
         except (ValueError, TypeError, RuntimeError) as problem:
             error = problem
         self.collection.agree_on_step(error, rates)
-        self.collection.set_learning_rates(learning_rates)
-        activations = batch.activations
-        if batch.mode == "backward_pass_only":
-            with torch.enable_grad():
-                activations = self._look_up(batch.prepared, batch.shapes)
+        assert rates is not None
         self._queue.done(batch)
-        torch.autograd.backward(activations, [g.to(a.device) for g, a in zip(checked, activations, strict=True)])
+        if batch.mode == "backward_pass_only":
+            self.collection.step_queue.drain()
+            self.collection.step_queue.apply(SentStep(self._look_up(batch.prepared, train=True), checked, rates))
+            return
+        step = SentStep(batch.activations, checked, rates)
+        if self.config.pipeline_execution_with_tensor_core and not self._queue.waiting_for_gradients():
+            # The next batch has not been looked up: its lookup comes first.
+            self.collection.step_queue.hold(step)
+        else:
+            self.collection.step_queue.apply(step)
+
+    def drain(self) -> None:
+        """Applies gradients that were sent and, with pipeline_execution_with_tensor_core, wait for the next lookup.
+
+        Evaluation, loading, retrieving, state dicts and checkpoints do it themselves.  Collective.
+        """
+        self.collection.step_queue.drain()
+
+    def discard_batches(self) -> int:
+        """Drops all batches that wait for recv or send, as after an error in the model; returns how many.
+
+        Gradients that were sent are applied first.  In a job of several ranks, all must call it.
+        """
+        self.collection.step_queue.drain()
+        count = len(self._queue)
+        self._queue.clear()
+        return count
 
     # Parameters.
 
@@ -265,39 +310,38 @@ class TPUEmbedding(nn.Module):
         if self.collection.training_refusal is not None:
             raise NotImplementedError(self.collection.training_refusal)
 
-    def _prepare(
-        self, features: object, combiners: Mapping[str, str] | None = None
-    ) -> tuple[PreparedInput, list[tuple[int, ...]]]:
+    def _trains(self) -> bool:
+        return self.training and torch.is_grad_enabled() and self.config.mode != "inference"
+
+    def _prepare(self, features: object, combiners: Mapping[str, str] | None = None) -> PreparedBatch:
+        """Features (or a batch that is prepared already) as a prepared batch; raises on all ranks alike."""
         try:
-            bags = self._layout.bags(features)
-            prepared = self.collection.prepare(self._layout.assemble(bags), combiners)
+            if not isinstance(features, PreparedBatch):
+                return self.preparation(features, combiners=combiners)
+            self.preparation.check_origin(features)
+            return features
         except InputError as error:
             self.collection.reject(error)
             raise
-        return prepared, [feature_bags.shape for feature_bags in bags]
 
-    def _look_up(self, prepared: PreparedInput, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        out = self.collection(prepared)
-        keyed: KeyedTensor = out.wait() if isinstance(out, Awaitable) else out
-        order, widths = self._columns(tuple(keyed.keys()))
-        by_feature = dict(zip(order, torch.unsafe_split_with_sizes(keyed.values(), widths, dim=1), strict=True))
-        activations = []
-        for feature, shape in zip(self.config.features, shapes, strict=True):
-            samples = by_feature[feature.name].reshape(-1, feature.table.dimension)
-            activations.append(samples[: prod(shape)].reshape(*shape, feature.table.dimension))
-        return activations
+    def _start(self, batch: PreparedBatch) -> Any:
+        """Begins a lookup: in a sharded layer, its ids are on their way to the ranks that hold the rows."""
+        return self.collection.start(batch.input)
 
-    def _columns(self, keys: tuple[str, ...]) -> tuple[list[str], list[int]]:
-        """Features in the order of the collection's columns, and how many columns each has."""
-        if keys not in self._column_cache:
-            key_info = {key.name: key for key in self.collection.keys}
-            dimension = {feature.name: feature.table.dimension for feature in self.config.features}
-            widths: dict[str, int] = {}
-            for key in keys:
-                feature = key_info[key].feature
-                widths[feature] = widths.get(feature, 0) + dimension[feature]
-            self._column_cache[keys] = list(widths), list(widths.values())
-        return self._column_cache[keys]
+    def _finish(self, batch: PreparedBatch, started: Any, train: bool) -> list[Tensor]:
+        """Activations of a lookup that was begun, in the config's order."""
+        with torch.set_grad_enabled(train):
+            found = dict(zip(self.preparation.order, self.collection.finish(started), strict=True))
+            return [
+                found[index].reshape(*shape, feature.table.dimension)
+                for index, (feature, shape) in enumerate(zip(self.config.features, batch.shapes, strict=True))
+            ]
+
+    def _look_up(self, batch: PreparedBatch, train: bool) -> list[Tensor]:
+        return self._finish(batch, self._start(batch), train)
+
+    def _by_name(self, activations: Sequence[Tensor]) -> dict[str, Tensor]:
+        return dict(zip((feature.name for feature in self.config.features), activations, strict=True))
 
 
 def shard(

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tpuemb_torch.preprocessing import DeduplicationData, PreparedInput
+from tpuemb_torch.preprocessing import DeduplicationData, PreparedBatch
 
 #: Batches that may wait for their recv or send.
 QUEUE_LIMIT = 64
+
+#: Batch numbers are of the process, so that no layer takes another's deduplication data for its own.
+_numbers = count()
 
 _MODES = {
     "inference": "inference",
@@ -44,8 +48,7 @@ class Batch:
 
     number: int
     mode: str
-    prepared: PreparedInput
-    shapes: list[tuple[int, ...]]
+    prepared: PreparedBatch
     #: Activations with their graph, once received; what send differentiates.
     activations: list[Tensor] = field(default_factory=list)
     received: bool = False
@@ -56,16 +59,17 @@ class BatchQueue:
 
     def __init__(self) -> None:
         self._batches: deque[Batch] = deque()
-        self._count = 0
 
-    def enqueue(self, mode: str, prepared: PreparedInput, shapes: list[tuple[int, ...]]) -> None:
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def enqueue(self, mode: str, prepared: PreparedBatch) -> None:
         if len(self._batches) >= QUEUE_LIMIT:
             raise RuntimeError(
                 f"{QUEUE_LIMIT} batches are waiting for recv or send: receive their activations "
                 "and send the gradients of training batches before enqueueing more"
             )
-        self._batches.append(Batch(self._count, mode, prepared, shapes))
-        self._count += 1
+        self._batches.append(Batch(next(_numbers), mode, prepared))
 
     def to_receive(self) -> Batch:
         """The batch of the next recv."""
@@ -94,6 +98,13 @@ class BatchQueue:
 
     def done(self, batch: Batch) -> None:
         self._batches.remove(batch)
+
+    def clear(self) -> None:
+        self._batches.clear()
+
+    def waiting_for_gradients(self) -> int:
+        """How many training batches were received whose gradients have not been sent."""
+        return sum(batch.received for batch in self._batches)
 
 
 def check_gradients(

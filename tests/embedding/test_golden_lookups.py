@@ -51,7 +51,7 @@ def test_bags(case: str, kind: str, combiner: str) -> None:
     else:
         value = tpuemb.Sparse(torch.from_numpy(arrays["indices"]), ids, weights)
     embedding.enqueue({"f": value})
-    gain = embedding._queue.to_receive().prepared.kjt.weights_or_none()
+    gain = embedding._queue.to_receive().prepared.input.gains
     (out,) = embedding.recv_activations()
     if combiner == "sqrtn" and "huge" in case:
         # TensorFlow squares in float32, which overflows: it gives 0 where the denominator is finite in float64.

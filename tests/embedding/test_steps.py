@@ -192,30 +192,29 @@ def test_deduplication_data_makes_the_activations_and_knows_its_batch(embedding:
     assert indices.dtype == torch.uint32 and weights.dtype == torch.float32
     assert indices.dim() == weights.dim() == 1
     assert len(torch.unique(rows, dim=0)) == len(rows)
-    # Distinct rows, indexed and weighted, summed per bag: feature by feature in the collection's key order.
-    kjt = embedding._queue.to_receive().prepared.kjt
-    tables = embedding.retrieve_parameters()
-    activations = dict(zip((f.name for f in embedding.config.features), embedding.recv_activations(data), strict=True))
-    begin = 0
-    for key, per_bag in zip(embedding.collection.keys, kjt.lengths().view(len(kjt.keys()), -1), strict=True):
-        end = begin + int(per_bag.sum())
-        table = tables[key.table]["parameters"]
-        gathered = table[rows[indices[begin:end].long(), 1]] * weights[begin:end, None]
-        bags = torch.repeat_interleave(torch.arange(len(per_bag)), per_bag)
-        summed = torch.zeros(len(per_bag), table.shape[1]).index_add_(0, bags, gathered)
-        slot = int(key.name.split("#")[1]) if "#" in key.name else None
-        expected = activations[key.feature] if slot is None else activations[key.feature][:, slot]
-        torch.testing.assert_close(summed[: len(expected)], expected)
-        begin = end
-    with pytest.raises(ValueError, match="deduplication data of batch 0 given to the recv of batch 1"):
+    # Distinct rows, indexed and weighted, summed per bag: feature by feature in the config's order.
+    tables = list(embedding.retrieve_parameters().values())
+    activations = embedding.recv_activations(data)
+    bags = torch.repeat_interleave(torch.arange(data.lengths[0].numel()), data.lengths[0])
+    first_bag = 0
+    for feature, activation in zip(embedding.config.features, activations, strict=True):
+        count = activation.numel() // feature.table.dimension
+        mine = (bags >= first_bag) & (bags < first_bag + count)
+        table, ids = rows[indices.long()[mine]].t()
+        assert (table == feature.table_id).all()
+        gathered = tables[feature.table_id]["parameters"][ids] * weights[mine, None]
+        summed = torch.zeros(count, feature.table.dimension).index_add_(0, bags[mine] - first_bag, gathered)
+        torch.testing.assert_close(summed.view_as(activation), activation)
+        first_bag += count
+    with pytest.raises(ValueError, match=f"deduplication data of batch {data.batch} given to the recv of batch {data.batch + 1}"):
         embedding.recv_activations(data)
     with pytest.raises(TypeError, match="must be DeduplicationData"):
         embedding.recv_activations(3)  # type: ignore[arg-type]
     embedding.recv_activations()
-    gradients = [torch.ones_like(a) for a in activations.values()]
+    gradients = [torch.ones_like(a) for a in activations]
     embedding.send_gradients(gradients, RATES, data)
     before = snapshot(embedding)
-    with pytest.raises(ValueError, match="batch 0 given to the send of batch 1"):
+    with pytest.raises(ValueError, match=f"batch {data.batch} given to the send of batch {data.batch + 1}"):
         embedding.send_gradients(gradients, RATES, data)
     assert same(before, snapshot(embedding))
 

@@ -150,9 +150,10 @@ def test_size_mask_and_split_agree_and_merged_data_names_its_batch() -> None:
     with pytest.raises(ValueError, match="config differs"):
         ops.compute_dedup_data_size(tpuemb.load_config(config_text("sgd")).serialize())
 
-    for number in range(2):
+    for _ in range(2):
         ops.enqueue_tpu_embedding_integer_batch(IDS)
         data = ops.xla_recv_tpu_embedding_deduplication_data(config)
+        number = data.batch
         integers, floats = split(data, mask, config)
         assert integers.tolist() == [number]
         assert floats.shape == (0,)

@@ -37,6 +37,7 @@ def test_it_makes_the_activations_of_distinct_rows() -> None:
     tables = [slots["parameters"] for slots in embedding.retrieve_parameters().values()]
     distinct = torch.stack([tables[table][row] for table, row in rows.tolist()])
     bag = torch.repeat_interleave(torch.arange(8), LENGTHS)
+    assert torch.equal(data.lengths[0], LENGTHS)
     expected = torch.zeros(8, 3).index_add(0, bag, distinct[indices.long()] * weights[:, None])
     torch.testing.assert_close(torch.cat(embedding.recv_activations(data)), expected)
 
@@ -48,7 +49,8 @@ def test_it_travels() -> None:
         assert data.pin_memory().cores[0][0].is_pinned()
         travelled = travelled.pin_memory().to("cuda", non_blocking=True).to("cpu")
     assert travelled.batch == data.batch
-    for a, b in zip((*travelled.cores[0], *travelled.rows), (*data.cores[0], *data.rows), strict=True):
+    everything = [(*d.cores[0], *d.rows, *d.lengths) for d in (travelled, data)]
+    for a, b in zip(*everything, strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
     assert {tensor.device.type for tensor in (*data.to("meta").cores[0], *data.to("meta").rows)} == {"meta"}
@@ -60,5 +62,5 @@ def test_another_batch_refuses_it() -> None:
     embedding, data = embedding_and_data()
     embedding.recv_activations(data)
     embedding.enqueue([torch.arange(4), torch.arange(4)])
-    with pytest.raises(ValueError, match="of batch 0 given to the recv of batch 1"):
+    with pytest.raises(ValueError, match=rf"of batch {data.batch} given to the recv of batch {data.batch + 1}"):
         embedding.recv_activations(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, groupby
 
 import torch
@@ -24,6 +25,19 @@ def check_kernel(kernel: str) -> None:
         raise ValueError(f"kernel {kernel!r} is not available: choose one of {', '.join(KERNELS)}")
     if kernel == "compiled" and not compiler_found():
         raise ValueError('kernel "compiled" needs a C++ compiler: install g++ or clang++ (or set CXX), or use "eager"')
+
+
+@dataclass(frozen=True, eq=False)
+class LookupFeatures:
+    """The features of a lookup, in the order of their tables.
+
+    Attributes:
+        per_group: number of features of each table group.
+        first_rows: int64 `[features]`, first row of each feature's part in the buffer of its group.
+    """
+
+    per_group: list[int]
+    first_rows: Constant
 
 
 class TableBatchedEmbedding(nn.Module):
@@ -60,17 +74,21 @@ class TableBatchedEmbedding(nn.Module):
         self.groups = nn.ModuleList(TableGroup([parts[i] for i in run], device, kernel) for run in members)
         first_rows = [row for group in self.table_groups() for row in group.first_rows[:-1]]
         group_of = [number for number, run in enumerate(members) for _ in run]
-        # Features of a group are consecutive, as its tables are.
-        self.group_features = [0] * len(members)
-        for part in feature_parts:
-            self.group_features[group_of[part]] += 1
+        self._first_rows, self._group_of = first_rows, group_of
+        self.features = self.lookup_features(feature_parts)
         self.feature_dims = [len(parts[i].columns) for i in feature_parts]
-        starts = [first_rows[part] for part in feature_parts]
-        self._feature_starts = Constant(starts, torch.int64)
         # Makes the lookup a node of the graph although no tensor of the module requires grad.
         self._handle = torch.empty(0, device=device, requires_grad=True)
         if device.type != "meta":
             self.reset_parameters(seed)
+
+    def lookup_features(self, feature_parts: Sequence[int]) -> LookupFeatures:
+        """Features that `look_up_bags` can be asked for, by the index of each one's part; ascending."""
+        # Features of a group are consecutive, as its tables are.
+        per_group = [0] * len(self.groups)
+        for part in feature_parts:
+            per_group[self._group_of[part]] += 1
+        return LookupFeatures(per_group, Constant([self._first_rows[part] for part in feature_parts], torch.int64))
 
     def table_groups(self) -> list[TableGroup]:
         """The groups, in the order of the parts."""
@@ -114,11 +132,13 @@ class TableBatchedEmbedding(nn.Module):
         if features == 0:
             return torch.empty(0, 0, device=offsets.device)
         batch = (offsets.numel() - 1) // features
-        outputs = self._look_up(indices, offsets, per_sample_weights, ordered, [batch] * features, columns=True)
+        bags = [batch] * features
+        outputs = self._look_up(self.features, indices, offsets, per_sample_weights, ordered, bags, columns=True)
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
     def look_up_bags(
         self,
+        features: LookupFeatures,
         indices: Tensor,
         offsets: Tensor,
         gains: Tensor | None,
@@ -128,6 +148,7 @@ class TableBatchedEmbedding(nn.Module):
         """Looks up weighted bags, of which features may have different numbers.
 
         Args:
+            features: from `lookup_features`.
             indices: int64 `[n]`, ids local to each part, feature-major.
             offsets: int64 `[sum of bags + 1]`.
             gains: float32 `[n]`, or None for 1.0 each.
@@ -137,8 +158,8 @@ class TableBatchedEmbedding(nn.Module):
         Returns:
             float32 `[bags, dim]` per feature: views of one result per group.
         """
-        outputs = self._look_up(indices, offsets, gains, ordered, bags, columns=False)
-        counts = [count for count in self.group_features if count]
+        outputs = self._look_up(features, indices, offsets, gains, ordered, bags, columns=False)
+        counts = [count for count in features.per_group if count]
         starts = [0, *accumulate(counts)]
         return [
             rows
@@ -148,6 +169,7 @@ class TableBatchedEmbedding(nn.Module):
 
     def _look_up(
         self,
+        features: LookupFeatures,
         indices: Tensor,
         offsets: Tensor,
         gains: Tensor | None,
@@ -159,7 +181,7 @@ class TableBatchedEmbedding(nn.Module):
         first_bags = [0, *accumulate(bags)]
         bounds = offsets[torch.tensor(first_bags, device=offsets.device)]
         ids = indices + torch.repeat_interleave(
-            self._feature_starts.on(indices.device), bounds.diff(), output_size=indices.numel()
+            features.first_rows.on(indices.device), bounds.diff(), output_size=indices.numel()
         )
         groups = self.table_groups()
         ordered_of: Sequence[SortedIds | None] = [None] * len(groups)
@@ -167,7 +189,7 @@ class TableBatchedEmbedding(nn.Module):
             ordered_of = ordered.split([0, *accumulate(group.rows for group in groups[:-1])])
         outputs = []
         first = 0
-        for group, count, own_order in zip(groups, self.group_features, ordered_of, strict=True):
+        for group, count, own_order in zip(groups, features.per_group, ordered_of, strict=True):
             if count == 0:
                 continue
             own_bags = offsets[first_bags[first] : first_bags[first + count] + 1]

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tpuemb_torch.preprocessing.keyed import Key, PreparedInput
-
 
 @dataclass(frozen=True, eq=False)
 class DeduplicationData:
@@ -18,16 +16,19 @@ class DeduplicationData:
 
     The distinct rows of a core's tables, taken in the order of `rows`, indexed by the core's indices, times its
     weights and summed per bag, are the activations.  It belongs to one batch, and recv and send refuse another's.
+    Ids and bags come feature after feature, in the config's order, samples row-major.
 
     Attributes:
         batch: number of the batch it belongs to.
         cores: per core, a tuple of rank-1 tensors: uint32 indices and float32 weights (gains), one per looked-up id.
         rows: per core, the distinct rows: int64 `[distinct, 2]` of table number in the config, and id.
+        lengths: per core, the number of ids of each bag, int64 `[bags]`.
     """
 
     batch: int
     cores: tuple[tuple[Tensor, Tensor], ...]
     rows: tuple[Tensor, ...]
+    lengths: tuple[Tensor, ...] = ()
 
     def to(self, device: str | torch.device, non_blocking: bool = False) -> DeduplicationData:
         """The same data on a device."""
@@ -40,27 +41,15 @@ class DeduplicationData:
     def __reduce__(self) -> tuple[Any, ...]:
         # torch does not unpickle uint32 tensors; the same bits as int32 it does.
         cores = tuple((indices.view(torch.int32), weights) for indices, weights in self.cores)
-        return _unpickled, (self.batch, cores, self.rows)
+        return _unpickled, (self.batch, cores, self.rows, self.lengths)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> DeduplicationData:
         cores = tuple((change(indices), change(weights)) for indices, weights in self.cores)
-        return DeduplicationData(self.batch, cores, tuple(change(rows) for rows in self.rows))
+        return DeduplicationData(self.batch, cores, tuple(map(change, self.rows)), tuple(map(change, self.lengths)))
 
 
-def _unpickled(batch: int, cores: tuple[tuple[Tensor, Tensor], ...], rows: tuple[Tensor, ...]) -> DeduplicationData:
-    return DeduplicationData(batch, tuple((bits.view(torch.uint32), weights) for bits, weights in cores), rows)
-
-
-def deduplicate(
-    batch: int, prepared: PreparedInput, keys: list[Key], table_numbers: dict[str, int]
+def _unpickled(
+    batch: int, cores: tuple[tuple[Tensor, Tensor], ...], rows: tuple[Tensor, ...], lengths: tuple[Tensor, ...]
 ) -> DeduplicationData:
-    """Deduplicates a batch by table and id; one process drives one core."""
-    kjt = prepared.kjt
-    ids = kjt.values()
-    table_of_key = torch.tensor([table_numbers[key.table] for key in keys], device=ids.device)
-    per_key = kjt.lengths().view(len(keys), -1).sum(1)
-    table = torch.repeat_interleave(table_of_key, per_key, output_size=ids.numel())
-    rows, indices = torch.unique(torch.stack([table, ids], dim=1), dim=0, return_inverse=True)
-    gains = kjt.weights_or_none()
-    weights = torch.ones(ids.numel(), device=ids.device) if gains is None else gains
-    return DeduplicationData(batch, ((indices.to(torch.uint32), weights),), (rows,))
+    cores = tuple((bits.view(torch.uint32), weights) for bits, weights in cores)
+    return DeduplicationData(batch, cores, rows, lengths)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,10 @@ class SortedIds:
     rows: Tensor
     starts: Tensor
     order: Tensor
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> SortedIds:
+        """The same with every tensor changed (moved, pinned, ...)."""
+        return SortedIds(change(self.rows), change(self.starts), change(self.order))
 
     def inverse(self) -> Tensor:
         """int64 `[n]`: for each id of the lookup, the place of its row in `rows`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,59 +13,64 @@ from tpuemb_torch.preprocessing.inputs import InputError
 ID_POLICIES = ("error", "drop", "clamp")
 
 
-@dataclass(frozen=True)
-class KeyInfo:
+class KeyNames(Protocol):
     """What a key looks up, for messages."""
 
-    feature: str
-    table: str
+    @property
+    def feature(self) -> str: ...
+
+    @property
+    def table(self) -> str: ...
 
 
 def check_ids(
     ids: Tensor,
-    lengths: Tensor,
+    offsets: Tensor,
     weights: Tensor | None,
+    ids_per_key: Tensor,
     limits: Tensor,
-    infos: Sequence[KeyInfo],
+    keys: Sequence[KeyNames],
     policy: str,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Applies the id policy.
 
     Args:
         ids: int64 `[n]`, key-major.
-        lengths: int64 `[keys * stride]`.
+        offsets: int64 `[bags + 1]`, where each bag's ids begin.
         weights: float32 `[n]` or None.
+        ids_per_key: int64 `[keys]`.
         limits: int64 `[keys]`, vocabulary size of each key's table.
-        infos: names of each key's feature and table.
+        keys: names of each key's feature and table.
         policy: "error" raises; "drop" removes the id, as if it had not been in the bag; "clamp" takes the nearest
             legal id.
 
     Returns:
-        ids, lengths and weights with every id in range.
+        ids, offsets and weights with every id in range.
 
     Raises:
         InputError: under "error"; names feature, table, position, id and limit.
     """
-    stride = lengths.numel() // len(infos)
-    key_ids = lengths.view(len(infos), stride).sum(1)
-    limit = torch.repeat_interleave(limits, key_ids, output_size=ids.numel())
+    limit = torch.repeat_interleave(limits, ids_per_key, output_size=ids.numel())
     bad = (ids < 0) | (ids >= limit)
     if not bool(bad.any()):
-        return ids, lengths, weights
+        return ids, offsets, weights
     if policy == "clamp":
-        return torch.minimum(ids.clamp(min=0), limit - 1), lengths, weights
+        return torch.minimum(ids.clamp(min=0), limit - 1), offsets, weights
     if policy == "drop":
         keep = ~bad
-        bag = torch.repeat_interleave(torch.arange(lengths.numel(), device=ids.device), lengths)
-        kept = torch.bincount(bag[keep], minlength=lengths.numel())
-        return ids[keep], kept, None if weights is None else weights[keep]
+        kept_before = torch.cat([offsets.new_zeros(1), keep.cumsum(0)])
+        return ids[keep], kept_before[offsets], None if weights is None else weights[keep]
     position = int(bad.nonzero()[0])
-    ends = key_ids.cumsum(0)
-    key = int(torch.searchsorted(ends, position, right=True))
-    within = position - int(ends[key] - key_ids[key])
-    info = infos[key]
+    key, within = locate(position, ids_per_key)
     raise InputError(
-        f"feature {info.feature!r}: id {int(ids[position])} at position {within} is outside table {info.table!r}, "
-        f"whose ids are 0 to {int(limits[key]) - 1} ({int(bad.sum())} such ids in the batch). "
+        f"feature {keys[key].feature!r}: id {int(ids[position])} at position {within} is outside table "
+        f"{keys[key].table!r}, whose ids are 0 to {int(limits[key]) - 1} ({int(bad.sum())} such ids in the batch). "
         f'Fix the input, or choose id_policy="drop" or "clamp".'
     )
+
+
+def locate(position: int, ids_per_key: Tensor) -> tuple[int, int]:
+    """Which key an id is of, and its place among the ids of that key."""
+    ends = ids_per_key.cumsum(0)
+    key = int(torch.searchsorted(ends, position, right=True))
+    return key, position - int(ends[key] - ids_per_key[key])

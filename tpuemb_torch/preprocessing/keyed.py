@@ -1,4 +1,4 @@
-"""A KeyedJaggedTensor of raw ids and weights -> one of checked ids and gains, in the collection's key order."""
+"""Raw ids and weights, key after key -> checked ids and gains, in the collection's order."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from tpuemb_torch.preprocessing.gains import combiner_codes, gains
-from tpuemb_torch.preprocessing.id_checks import KeyInfo, check_ids
+from tpuemb_torch.preprocessing.id_checks import check_ids, locate
 from tpuemb_torch.preprocessing.inputs import InputError
+from tpuemb_torch.preprocessing.prepared import PreparedInput, first_bags
 
 
 @dataclass(frozen=True)
@@ -24,71 +26,86 @@ class Key:
     combiner: str
 
 
-@dataclass(frozen=True, eq=False)
-class PreparedInput:
-    """A batch ready for the lookup: keys in the collection's order, ids checked, weights replaced by gains.
-
-    Where all combiners are "sum" and no weights were given, there are none (1.0 each).
-    """
-
-    kjt: KeyedJaggedTensor
-
-    @property
-    def stride(self) -> int:
-        """Number of samples."""
-        return self.kjt.stride()
-
-
 class KeyedPreparation:
-    """Prepares KeyedJaggedTensors for the lookup.
+    """Prepares bags for the lookup.
 
     Args:
-        keys: the collection's keys, in its order.
+        keys: in the order in which bags come.
         id_policy: see `check_ids`.
+        by_feature: see `PreparedInput`.
     """
 
-    def __init__(self, keys: Sequence[Key], id_policy: str) -> None:
+    def __init__(self, keys: Sequence[Key], id_policy: str, by_feature: bool = False) -> None:
+        self.keys = list(keys)
         self.names = [key.name for key in keys]
         self.id_policy = id_policy
-        self._infos = [KeyInfo(key.feature, key.table) for key in keys]
+        self.by_feature = by_feature
+        self.combiners = {key.table: key.combiner for key in keys}
         self._limits = torch.tensor([key.vocabulary_size for key in keys], dtype=torch.int64)
-        self._tables = [key.table for key in keys]
-        self._combiners = {key.table: key.combiner for key in keys}
 
-    def __call__(self, kjt: KeyedJaggedTensor, combiners: Mapping[str, str] | None = None) -> PreparedInput:
-        """Checks a batch and computes its gains.
+    def __call__(
+        self,
+        ids: Tensor,
+        lengths: Tensor,
+        weights: Tensor | None,
+        bags: Sequence[int],
+        combiners: Mapping[str, str] | None = None,
+    ) -> PreparedInput:
+        """Checks ids and computes gains.
 
         Args:
-            kjt: raw ids and (optional) weights.
+            ids: int64 `[n]`, key-major.
+            lengths: int64 `[sum of bags]`, not negative, with sum n.
+            weights: finite float32 `[n]`, or None for 1.0 each.
+            bags: number of bags of each key.
             combiners: combiners by table for this batch, instead of the collection's.
 
         Raises:
-            InputError: for missing keys, inconsistent lengths, ids out of range (under "error") or weights that
-                are not finite.
+            InputError: for ids out of range (under "error").
+        """
+        combiners = self.combiners if combiners is None else combiners
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        ids_per_key = offsets[first_bags(tuple(bags)).to(offsets.device)].diff()
+        limits = self._limits.to(ids.device)
+        ids, offsets, weights = check_ids(ids, offsets, weights, ids_per_key, limits, self.keys, self.id_policy)
+        gain = weights
+        if any(combiner != "sum" for combiner in combiners.values()):
+            codes = combiner_codes([combiners[key.table] for key in self.keys])
+            codes = codes.repeat_interleave(torch.tensor(bags, dtype=torch.int64)).to(ids.device)
+            gain = gains(weights, offsets.diff(), codes)
+        return PreparedInput(ids, offsets, gain, tuple(bags), self.by_feature)
+
+    def of_kjt(self, kjt: KeyedJaggedTensor, combiners: Mapping[str, str] | None = None) -> PreparedInput:
+        """Checks a KeyedJaggedTensor of raw ids and (optional) weights and computes its gains.
+
+        Raises:
+            InputError: as `checked`, and for ids out of range (under "error").
+        """
+        ids, lengths, weights, stride = self.checked(kjt)
+        return self(ids, lengths, weights, [stride] * len(self.names), combiners)
+
+    def checked(self, kjt: KeyedJaggedTensor) -> tuple[Tensor, Tensor, Tensor | None, int]:
+        """Ids, lengths, weights and stride of a KeyedJaggedTensor, in the order of the keys.
+
+        Raises:
+            InputError: for missing keys, inconsistent lengths, or weights that are not finite.
         """
         kjt = self._in_order(kjt)
         stride = kjt.stride()
         ids, lengths = kjt.values(), kjt.lengths().long()
         if ids.dtype not in (torch.int32, torch.int64):
             raise InputError(f"KeyedJaggedTensor values must be int32 or int64, got {ids.dtype}")
-        ids = ids.long()
         if lengths.numel() != stride * len(self.names) or int(lengths.sum()) != ids.numel():
             raise InputError(
                 f"KeyedJaggedTensor has {ids.numel()} values and {lengths.numel()} lengths that sum to "
                 f"{int(lengths.sum())}, for {len(self.names)} keys and {stride} samples"
             )
+        if bool((lengths < 0).any()):
+            raise InputError(f"KeyedJaggedTensor has a length of {int(lengths.min())}: lengths cannot be negative")
         weights = kjt.weights_or_none()
         if weights is not None:
-            weights = self._checked_weights(weights, ids.numel(), lengths, stride)
-        limits = self._limits.to(ids.device)
-        ids, lengths, weights = check_ids(ids, lengths, weights, limits, self._infos, self.id_policy)
-        combiners = self._combiners if combiners is None else combiners
-        if all(combiner == "sum" for combiner in combiners.values()):
-            gain = weights
-        else:
-            codes = combiner_codes([combiners[table] for table in self._tables]).to(ids.device)
-            gain = gains(weights, lengths, codes.repeat_interleave(stride))
-        return PreparedInput(KeyedJaggedTensor(self.names, ids, weights=gain, lengths=lengths, stride=stride))
+            weights = self._checked_weights(weights, ids.numel(), lengths.view(-1, max(stride, 1)).sum(1))
+        return ids.long(), lengths, weights, stride
 
     def _in_order(self, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
         if kjt.variable_stride_per_key():
@@ -104,15 +121,16 @@ class KeyedPreparation:
             raise InputError(f"KeyedJaggedTensor has a key twice: {given}")
         return kjt.permute([position[name] for name in self.names])
 
-    def _checked_weights(self, weights: torch.Tensor, count: int, lengths: torch.Tensor, stride: int) -> torch.Tensor:
+    def _checked_weights(self, weights: Tensor, count: int, ids_per_key: Tensor) -> Tensor:
         if weights.numel() != count:
             raise InputError(f"KeyedJaggedTensor has {weights.numel()} weights for {count} values")
         weights = weights.detach().float()
         finite = torch.isfinite(weights)
         if not bool(finite.all()):
             position = int((~finite).nonzero()[0])
-            key = int(torch.searchsorted(lengths.view(-1, stride).sum(1).cumsum(0), position, right=True))
+            key, within = locate(position, ids_per_key)
             raise InputError(
-                f"feature {self._infos[key].feature!r}: a weight is {float(weights[position])}: weights must be finite"
+                f"feature {self.keys[key].feature!r}: weight {within} is {float(weights[position])}: "
+                "weights must be finite"
             )
         return weights

@@ -1,8 +1,8 @@
-"""The features of a batch -> one KeyedJaggedTensor.
+"""The features of a batch -> bags, feature after feature; and over the keys of a KeyedJaggedTensor.
 
 A KeyedJaggedTensor has the same number of samples (its stride) under every key.  A feature of shape `[B, 3]` has
-three times as many samples as one of shape `[B]`: it takes three keys, its *slots*, and sample number `b * 3 + f`
-is entry b of slot f.  Slots of a feature are neighbours, so its activations are one run of columns.
+three times as many samples as one of shape `[B]`: there it takes three keys, its *slots*, and sample number
+`b * 3 + f` is entry b of slot f.  Slots of a feature are neighbours, so its activations are one run of columns.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from math import prod
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from tpuemb_torch.config import Config, Feature
 from tpuemb_torch.preprocessing.bags import FeatureBags, leading_size, to_bags
 from tpuemb_torch.preprocessing.inputs import InputError, Ragged, Sparse, fail
+from tpuemb_torch.preprocessing.prepared import PreparedInput
 
 
 class SlotLayout:
@@ -59,22 +61,6 @@ class SlotLayout:
                 if stride != prod(f.input_shape):
                     leading.setdefault(f.input_shape[0], stride)
         return [to_bags(f, values[f.name], leading.get(f.input_shape[0])) for f in self.features]
-
-    def assemble(self, bags: Sequence[FeatureBags]) -> KeyedJaggedTensor:
-        """Lays bags out over the slots; features keep their order, missing samples are empty bags."""
-        stride = max(
-            (-(-b.lengths.numel() // count) for b, count in zip(bags, self.slots, strict=True)),
-            default=0,
-        )
-        weighted = any(b.weights is not None for b in bags)
-        laid_out = [_over_slots(b, count, stride) for b, count in zip(bags, self.slots, strict=True)]
-        return KeyedJaggedTensor(
-            keys=[key for keys in self.keys for key in keys],
-            values=torch.cat([b.ids for b in laid_out]),
-            weights=torch.cat([b.full_weights() for b in laid_out]) if weighted else None,
-            lengths=torch.cat([b.lengths for b in laid_out]),
-            stride=stride,
-        )
 
     def _named(self, features: object) -> dict[str, object]:
         if isinstance(features, KeyedJaggedTensor):
@@ -182,10 +168,42 @@ def _split(kjt: KeyedJaggedTensor) -> dict[str, object]:
     return dict(kjt.to_dict())
 
 
+def over_slots(prepared: PreparedInput, slots: Sequence[int], stride: int) -> PreparedInput:
+    """Lays the bags of features out over their keys; missing samples are empty bags.
+
+    Args:
+        prepared: bags by feature.
+        slots: number of keys of each feature.
+        stride: number of samples that every key gets.
+
+    Returns:
+        The same bags by key, `stride` for each; ids sorted ahead are left behind.
+    """
+    count = prepared.bags[0] if prepared.bags else 0
+    lengths = prepared.lengths
+    if all(number == 1 for number in slots) and all(number == count for number in prepared.bags):
+        padded = functional.pad(
+            lengths.view(len(slots), -1) if count else lengths.new_zeros(len(slots), 0), (0, stride - count)
+        )
+        ids, gains, lengths = prepared.ids, prepared.gains, padded.reshape(-1)
+    else:
+        sizes = prepared.ids_per_key().tolist()
+        values = prepared.ids.split(sizes)
+        weights = [None] * len(sizes) if prepared.gains is None else prepared.gains.split(sizes)
+        parts = [
+            _over_slots(FeatureBags(v, n, w, ()), number, stride)
+            for v, n, w, number in zip(values, lengths.split(prepared.bags), weights, slots, strict=True)
+        ]
+        ids, lengths = torch.cat([part.ids for part in parts]), torch.cat([part.lengths for part in parts])
+        gains = None if prepared.gains is None else torch.cat([part.full_weights() for part in parts])
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    return PreparedInput(ids, offsets, gains, (stride,) * sum(slots), by_feature=False)
+
+
 def _over_slots(bags: FeatureBags, slots: int, stride: int) -> FeatureBags:
     """Pads samples to `stride * slots` and orders them slot-major."""
     padding = stride * slots - bags.lengths.numel()
-    lengths = torch.nn.functional.pad(bags.lengths, (0, padding)) if padding else bags.lengths
+    lengths = functional.pad(bags.lengths, (0, padding)) if padding else bags.lengths
     padded = FeatureBags(bags.ids, lengths, bags.weights, (stride, slots))
     return _transpose(padded, stride, slots) if slots > 1 else padded
 

@@ -10,7 +10,7 @@ Every private name of TorchRec that the package relies on is in this file.  The 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -45,7 +45,8 @@ from tpuemb_torch.collection import TPUEmbeddingBagCollection
 from tpuemb_torch.kernels import StepSource, StoredPart, TableBatchedEmbedding, TablePart, group_key
 from tpuemb_torch.optimizers import slots_of
 from tpuemb_torch.optimizers.trainability import may_differentiate
-from tpuemb_torch.preprocessing import InputError, PreparedInput
+from tpuemb_torch.preprocessing import InputError, PreparedInput, over_slots
+from tpuemb_torch.sent_steps import StepQueue, drain_before
 from tpuemb_torch.sharding.exchange import Piece, move
 from tpuemb_torch.sharding.placement import RowPlacement, padded_rows, shard_rows
 
@@ -178,6 +179,14 @@ class FusedLookups(GroupedPooledEmbeddingsLookup):
         return FusedTables(config, collection, steps, row_wise, pg, device)
 
 
+class StartedLookup(NamedTuple):
+    """A lookup whose ids are on their way to the ranks that hold the rows."""
+
+    context: EmbeddingBagCollectionContext
+    bags: tuple[int, ...]
+    distributed: Awaitable[Awaitable[KJTList]]
+
+
 class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     """The sharded twin of `TPUEmbeddingBagCollection`.
 
@@ -212,12 +221,17 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self.layout = module.layout
         self.keys = module.keys
         self.preparation = module.preparation
+        self.feature_preparation = module.feature_preparation
+        self._columns_of: dict[tuple[str, ...], tuple[list[str], list[int]]] = {}
         self.id_policy = module.id_policy
         self.gradient_reduction = module.gradient_reduction
         self.seed = module.seed
         self.training_refusal = module.training_refusal
         self.steps: StepSource = object.__getattribute__(self, "_steps")
         self.steps.rates = module.steps.rates
+        self.step_queue = StepQueue(self.steps)
+        self.register_state_dict_pre_hook(drain_before)
+        self.register_load_state_dict_pre_hook(drain_before)
         self._placement = RowPlacement(
             [key.vocabulary_size for key in self.keys],
             [plan[module.bag_names[key.table]].sharding_type == ShardingType.ROW_WISE.value for key in self.keys],
@@ -253,10 +267,6 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         super()._initialize_torch_state(skip_registering)
         for config, rows in zip(self._embedding_bag_configs, padded, strict=True):
             config.num_embeddings = rows
-
-    def prepare(self, kjt: KeyedJaggedTensor, combiners: Mapping[str, str] | None = None) -> PreparedInput:
-        """Checks this rank's batch and turns weights into gains; no communication."""
-        return self.preparation(kjt, combiners)
 
     def reject(self, error: InputError) -> None:
         """Raises an error found before the collection, on this and on every other rank's input dist."""
@@ -299,13 +309,14 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         """Prepares the batch, agrees with the other ranks on a common size, and distributes it."""
         with torch.no_grad():
             try:
-                prepared = features if isinstance(features, PreparedInput) else self.prepare(features)
+                prepared = features if isinstance(features, PreparedInput) else self.preparation.of_kjt(features)
             except InputError as error:
                 self.reject(error)
                 raise
-            stride = self._agree(prepared.stride, None)
-            ctx.own_stride = prepared.stride
-            return super().input_dist(ctx, self._to_distribute(prepared.kjt, stride))
+            slots = self.feature_preparation.slots if prepared.by_feature else [1] * len(self.keys)
+            ctx.own_stride = max((-(-bags // n) for bags, n in zip(prepared.bags, slots, strict=True)), default=0)
+            stride = self._agree(ctx.own_stride, None)
+            return super().input_dist(ctx, self._to_distribute(over_slots(prepared, slots, stride), stride))
 
     def _agree(self, stride: int, error: InputError | None) -> int:
         """The largest batch of all ranks (collective); raises if any rank has an error."""
@@ -319,19 +330,45 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             raise InputError("another rank rejected its part of the batch; its message says why")
         return int(largest)
 
-    def _to_distribute(self, kjt: KeyedJaggedTensor, stride: int) -> KeyedJaggedTensor:
-        """Pads with empty bags to `stride` samples and places ids; always with weights, which ranks must agree on."""
-        keys = len(self.keys)
-        lengths = kjt.lengths().view(keys, -1)
-        ids = self._placement.place(kjt.values(), lengths.sum(1))
-        weights = kjt.weights_or_none()
+    def _to_distribute(self, prepared: PreparedInput, stride: int) -> KeyedJaggedTensor:
+        """Places ids; always with weights, which ranks must agree on."""
+        ids = self._placement.place(prepared.ids, prepared.ids_per_key())
         return KeyedJaggedTensor(
             self.preparation.names,
             ids,
-            weights=torch.ones(ids.numel(), device=ids.device) if weights is None else weights,
-            lengths=nn.functional.pad(lengths, (0, stride - lengths.shape[1])).reshape(-1),
+            weights=torch.ones(ids.numel(), device=ids.device) if prepared.gains is None else prepared.gains,
+            lengths=prepared.lengths,
             stride=stride,
         )
+
+    def start(self, prepared: PreparedInput) -> StartedLookup:
+        """Begins the lookup of features that are prepared: agrees with the other ranks and starts the input dist."""
+        context = self.create_context()
+        return StartedLookup(context, prepared.bags, self.input_dist(context, prepared))
+
+    def finish(self, started: StartedLookup) -> list[Tensor]:
+        """The rest of the lookup; see `TPUEmbeddingBagCollection.finish`."""
+        arrived = started.distributed.wait().wait()
+        keyed = self.compute_and_output_dist(started.context, arrived).wait()
+        names, widths = self._feature_columns(tuple(keyed.keys()))
+        columns = dict(zip(names, torch.unsafe_split_with_sizes(keyed.values(), widths, dim=1), strict=True))
+        activations = []
+        for index, bags in zip(self.feature_preparation.order, started.bags, strict=True):
+            feature = self.config.features[index]
+            activations.append(columns[feature.name].reshape(-1, feature.table.dimension)[:bags])
+        return activations
+
+    def _feature_columns(self, keys: tuple[str, ...]) -> tuple[list[str], list[int]]:
+        """Features in the order of the result's columns, and how many columns each has."""
+        if keys not in self._columns_of:
+            feature_of = {key.name: key.feature for key in self.keys}
+            dimension = {feature.name: feature.table.dimension for feature in self.config.features}
+            widths: dict[str, int] = {}
+            for key in keys:
+                feature = feature_of[key]
+                widths[feature] = widths.get(feature, 0) + dimension[feature]
+            self._columns_of[keys] = list(widths), list(widths.values())
+        return self._columns_of[keys]
 
     def output_dist(self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]) -> LazyAwaitable[KeyedTensor]:
         return _cut(super().output_dist(ctx, output), ctx.own_stride)
@@ -348,7 +385,8 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self.steps.set_rates(rates)
 
     def stored(self) -> list[StoredPart]:
-        """The parts of the tables held on this rank, with live views."""
+        """The parts of the tables held on this rank, with live views, after all steps that were sent (collective)."""
+        self.step_queue.drain()
         kernels = [m for lookup in self._lookups for m in lookup.modules() if isinstance(m, TableBatchedEmbedding)]
         return [stored for kernel in kernels for stored in kernel.stored()]
 
