@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -122,33 +121,37 @@ class TrainPipeline:
             return
         step.begun = True
         for index, (layer, _) in enumerate(self._layers):
+            if step.error is None:
+                try:
+                    features, batch = step.prepared[index].result()
+                    step.features.append(features)
+                    step.batches.append(batch)
+                except Exception as error:
+                    step.error = error
             try:
-                if step.error is None:
-                    step.features.append(step.prepared[index].result()[0])
-                    step.batches.append(step.prepared[index].result()[1])
-                step.generations.append(layer.collection.step_queue.generation)
                 if step.error is not None:
                     # The other ranks wait in their input dist for this one's.
                     layer.collection.reject(InputError(str(step.error)))
                 step.started.append(layer._start(step.batches[index]))
             except InputError as error:
                 step.error = step.error or error
-            except Exception as error:
-                step.error = error
-                _reject_quietly(layer, error)
 
-    def _finish(self, step: _Step, training: bool) -> None:
-        """Looks the batch up, unless that was done ahead and no one has drained the pipeline since."""
+    def _finish(self, step: _Step, training: bool, ahead: bool = False) -> None:
+        """Looks the batch up, unless that was done ahead and no one has drained the pipeline since.
+
+        Ahead of the update of the batch before, only layers that are pipelined do.
+        """
         for index, (layer, _) in enumerate(self._layers):
-            train = training and layer.config.mode != "inference"
+            if ahead and not layer.config.pipeline_execution_with_tensor_core:
+                continue
             generation = layer.collection.step_queue.generation
-            if index < len(step.activations):
+            if index in step.activations:
                 if generation == step.generations[index]:
                     continue
-                step.started[index] = layer._start(step.batches[index])
-                step.activations[index] = layer._finish(step.batches[index], step.started[index], train)
-            else:
-                step.activations.append(layer._finish(step.batches[index], step.started[index], train))
+                with layer.statistics.paused():  # counted when it was begun first
+                    step.started[index] = layer._start(step.batches[index])
+            train = training and layer.config.mode != "inference"
+            step.activations[index] = layer._finish(step.batches[index], step.started[index], train)
             step.generations[index] = generation
 
     def _forward(self, step: _Step) -> Any:
@@ -186,9 +189,8 @@ class TrainPipeline:
                 error = problem
         for index, (layer, _) in enumerate(self._layers):
             layer.collection.agree_on_step(error, rates[index] if rates else None)
-        pipelined = [layer.config.pipeline_execution_with_tensor_core for layer, _ in self._layers]
-        if any(pipelined) and self._ahead is not None and self._ahead.error is None:
-            self._finish(self._ahead, training=True)
+        if self._ahead is not None and self._ahead.error is None:
+            self._finish(self._ahead, training=True, ahead=True)
         for index, (layer, _) in enumerate(self._layers):
             if layer.config.mode != "inference":
                 leaves = step.leaves[index]
@@ -201,7 +203,7 @@ class TrainPipeline:
 
 @dataclass(eq=False)
 class _Step:
-    """One batch on its way through the pipeline; the lists have one entry per embedding layer."""
+    """One batch on its way through the pipeline; the lists have one entry per embedding layer, dicts at most one."""
 
     batch: Any
     prepared: list[Future[tuple[Any, PreparedBatch]]]
@@ -210,8 +212,8 @@ class _Step:
     batches: list[PreparedBatch] = field(default_factory=list)
     started: list[Any] = field(default_factory=list)
     #: Of the layers' step queues when they looked the batch up.
-    generations: list[int] = field(default_factory=list)
-    activations: list[list[Tensor]] = field(default_factory=list)
+    generations: dict[int, int] = field(default_factory=dict)
+    activations: dict[int, list[Tensor]] = field(default_factory=dict)
     leaves: list[list[Tensor]] = field(default_factory=list)
     error: Exception | None = None
 
@@ -248,11 +250,6 @@ def _prepare(layer: TPUEmbedding, get: Callable[[Any], Any], batch: Any) -> tupl
         return features, features
     # The kernel of a sharded layer sees the ids of all ranks: sorting this rank's does not help it.
     return features, layer.preparation(features, deduplicate=layer.collection.process_group is None)
-
-
-def _reject_quietly(layer: TPUEmbedding, error: Exception) -> None:
-    with suppress(InputError):
-        layer.collection.reject(InputError(str(error)))
 
 
 def _to_device(value: Any, device: torch.device | None) -> Any:
