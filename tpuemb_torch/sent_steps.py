@@ -43,9 +43,9 @@ class StepQueue:
     def apply(self, step: SentStep) -> None:
         """Steps the tables (collective in a job of several ranks), after a step that was held back."""
         self.release()
-        self._steps.rates = step.rates
         gradients = [g.to(a.device) for g, a in zip(step.gradients, step.activations, strict=True)]
-        torch.autograd.backward(step.activations, gradients)
+        with self._steps.using(step.rates):
+            torch.autograd.backward(step.activations, gradients)
 
     def hold(self, step: SentStep) -> None:
         """Keeps a step until `release`."""

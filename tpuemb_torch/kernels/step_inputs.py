@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -38,17 +39,39 @@ class StepSource:
         self.cores = cores
         self._scale = scale
         self.rates = torch.empty(0) if num_learning_rates == 0 else None
+        self._followed: Callable[[], Sequence[float | Tensor]] | None = None
 
     def set_rates(self, rates: Sequence[float | Tensor]) -> None:
-        """Sets the dynamic inputs by tag.
+        """Sets the dynamic inputs by tag, until they are set again.
 
         Raises:
             ValueError: for a wrong number of rates, or one that is not a finite scalar.
             TypeError: for one that is not a number or a float32 tensor.
         """
         self.rates = check_rates(rates, self.num_learning_rates)
+        self._followed = None
+
+    def follow(self, rates: Callable[[], Sequence[float | Tensor]]) -> None:
+        """Takes the dynamic inputs from a function, asked at each step."""
+        self._followed = rates
+
+    @contextmanager
+    def using(self, rates: Tensor) -> Iterator[None]:
+        """Takes given, checked inputs for one step, whatever is followed."""
+        followed, self._followed = self._followed, None
+        self.rates = rates
+        try:
+            yield
+        finally:
+            self._followed = followed
+
+    def take_over(self, other: StepSource) -> None:
+        """Goes on with the rates of another source."""
+        self.rates, self._followed = other.rates, other._followed
 
     def __call__(self) -> StepInputs:
+        if self._followed is not None:
+            self.rates = check_rates(self._followed(), self.num_learning_rates)
         if self.rates is None:
             raise RuntimeError(
                 f"the config has {self.num_learning_rates} dynamic learning rate(s): "
