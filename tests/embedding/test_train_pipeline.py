@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import tpuemb_torch as tpuemb
 from tests.distributed.cases import COMBINERS, config_text, make_batch
-from tpuemb_torch.preprocessing import distinct
 
 PIPELINED = "pipeline_execution_with_tensor_core: true"
 STEPS = 5
@@ -378,9 +377,8 @@ def test_batches_prepared_by_the_loader_are_taken_and_not_sorted_again(monkeypat
 
     direct = Direct()
     sorts: list[int] = []
-    monkeypatch.setattr(
-        "tpuemb_torch.kernels.group.sort_ids", lambda *args: sorts.append(1) or distinct.sort_ids(*args)
-    )
+    counted, sort = (lambda *args, **options: sorts.append(1) or sort(*args, **options)), torch.sort
+    monkeypatch.setattr(torch, "sort", counted)
     run(tpuemb.TrainPipeline(direct, optimizer(direct)), iter(data))
     assert not sorts
     plain(model, batches(), pipelined=False)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import tpuemb_torch as tpuemb
 from tests.distributed.cases import COMBINERS, config_text, gradient, make_batch
-from tpuemb_torch.preprocessing import SortedIds, distinct, sort_ids
+from tpuemb_torch.preprocessing import SortedIds, sort_ids
 
 RATES = [0.2, 0.3]
 
@@ -55,9 +55,8 @@ def test_workers_prepare_and_sort(monkeypatch: pytest.MonkeyPatch) -> None:
     sorts: list[int] = []
     loader = DataLoader(Batches(emb.preparation), batch_size=None, num_workers=1, multiprocessing_context="forkserver")
     ready = list(loader)
-    counted = lambda *args: sorts.append(1) or distinct.sort_ids(*args)  # noqa: E731
-    monkeypatch.setattr("tpuemb_torch.kernels.group.sort_ids", counted)
-    monkeypatch.setattr("tpuemb_torch.preprocessing.batches.sort_ids", counted)
+    counted, sort = (lambda *args, **options: sorts.append(1) or sort(*args, **options)), torch.sort
+    monkeypatch.setattr(torch, "sort", counted)
     found = [step(emb, batch, seed) for seed, batch in enumerate(ready)]
     assert not sorts
     wanted = [step(other, make_batch(6, seed), seed) for seed in range(3)]
@@ -70,9 +69,8 @@ def test_workers_prepare_and_sort(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_recv_and_send_reuse_the_deduplication(monkeypatch: pytest.MonkeyPatch) -> None:
     emb = layer()
     sorts: list[int] = []
-    counted = lambda *args: sorts.append(1) or distinct.sort_ids(*args)  # noqa: E731
-    monkeypatch.setattr("tpuemb_torch.kernels.group.sort_ids", counted)
-    monkeypatch.setattr("tpuemb_torch.preprocessing.batches.sort_ids", counted)
+    counted, sort = (lambda *args, **options: sorts.append(1) or sort(*args, **options)), torch.sort
+    monkeypatch.setattr(torch, "sort", counted)
     emb.enqueue(make_batch(6, 0))
     data = emb.recv_deduplication_data()
     assert len(sorts) == 1

@@ -58,6 +58,8 @@ class RowPlacement:
         # Under DIV, ids before this one are in shards with one row more, whose place does not change.
         self._first_short = torch.where(self._row_wise, remainder * (sizes // num_shards + 1), sizes)
         self._block = -(-sizes // num_shards)
+        #: No placed id is larger.
+        self.largest_id = max((padded_rows(size, num_shards) for size in vocabulary_sizes), default=1) - 1
         if strategy == "div":
             self.is_identity = bool(((remainder == 0) | ~self._row_wise).all())
         else:
