@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 import torch
@@ -11,6 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tpuemb_torch.kernels import StoredPart
+from tpuemb_torch.sharding.progress import bytes_bar
+
+#: Bytes that a rank sends, and that it receives, in one exchange.
+BUFFER_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,22 @@ class _Transfer:
             len(range(columns.start, columns.stop, columns.step)),
         )
 
+    @property
+    def elements(self) -> int:
+        rows, columns = self.shape
+        return rows * columns
+
+    def cut(self, limit: int) -> Iterator[_Transfer]:
+        """The transfer in parts of some rows and at most `limit` numbers each (or one row)."""
+        rows, columns = self.shape
+        step = max(1, limit // max(columns, 1))
+        for first in range(0, rows, step):
+            yield replace(
+                self,
+                source_at=(_part(self.source_at[0], first, step), self.source_at[1]),
+                target_at=(_part(self.target_at[0], first, step), self.target_at[1]),
+            )
+
 
 def overlap(a: range, b: range) -> tuple[slice, slice] | None:
     """Where two ascending ranges meet: positions in each of their common numbers, or None."""
@@ -77,7 +97,8 @@ def overlap(a: range, b: range) -> tuple[slice, slice] | None:
 def move(sources: Sequence[Piece], targets: Sequence[Piece], group: dist.ProcessGroup | None) -> None:
     """Copies every number that both a source and a target have, whatever rank they are on (collective).
 
-    Where several ranks offer the same rows, a target's own rank goes before the others, and those by rank.
+    Where several ranks offer the same rows, a target's own rank goes before the others, and those by rank.  Besides
+    sources and targets, a rank holds at most `BUFFER_BYTES` to send and as many received (or one row, if larger).
 
     Args:
         sources: what this rank offers.
@@ -92,36 +113,63 @@ def move(sources: Sequence[Piece], targets: Sequence[Piece], group: dist.Process
     blocks: list[tuple[list[Block], list[Block]] | None] = [None] * world
     dist.all_gather_object(blocks, ([s.block for s in sources], [t.block for t in targets]), group=group)
     plan = _transfers([b[0] for b in blocks if b], [b[1] for b in blocks if b])
+    # What comes later overwrites: other ranks from the last to the first, then this one.
+    remote = sorted((t for t in plan if t.source_rank != t.target_rank), key=lambda t: -t.source_rank)
+    received = 4 * sum(t.elements for t in remote if t.target_rank == rank)
+    with bytes_bar("exchanging rows", received, rank) as bar:
+        for transfers in _rounds(remote, BUFFER_BYTES // 4):
+            bar.update(4 * _exchange(sources, targets, transfers, group))
+    for t in plan:
+        if t.source_rank == t.target_rank == rank:
+            _write(targets, t, _read(sources, t))
+
+
+def _exchange(
+    sources: Sequence[Piece], targets: Sequence[Piece], transfers: Sequence[_Transfer], group: dist.ProcessGroup
+) -> int:
+    """Sends and receives one round (collective); returns how many numbers this rank received."""
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
     device = _communication_device(group)
-    by_tensor: dict[tuple[str, str], list[_Transfer]] = {}
-    for transfer in plan:
-        table = (blocks[transfer.target_rank] or ([], []))[1][transfer.target].table
-        by_tensor.setdefault((table, transfer.name), []).append(transfer)
-    # One tensor at a time bounds the memory of the buffers; all ranks go through them in the same order.
-    for key in sorted(by_tensor):
-        remote = [t for t in by_tensor[key] if t.source_rank != t.target_rank]
-        outgoing = [[t for t in remote if t.source_rank == rank and t.target_rank == r] for r in range(world)]
-        incoming = [[t for t in remote if t.target_rank == rank and t.source_rank == r] for r in range(world)]
-        received: list[Tensor] = []
-        if remote:
-            send = [_read(sources, t).to(device).reshape(-1) for to_rank in outgoing for t in to_rank]
-            sizes = [sum(_elements(t) for t in from_rank) for from_rank in incoming]
-            buffer = torch.empty(sum(sizes), device=device)
-            dist.all_to_all_single(
-                buffer,
-                torch.cat(send) if send else torch.empty(0, device=device),
-                sizes,
-                [sum(_elements(t) for t in to_rank) for to_rank in outgoing],
-                group=group,
-            )
-            received = list(buffer.split([_elements(t) for from_rank in incoming for t in from_rank]))
-        arrivals = list(zip([t for from_rank in incoming for t in from_rank], received, strict=bool(remote)))
-        # What comes later overwrites: other ranks from the last to the first, then this one.
-        for t, values in reversed(arrivals):
-            _write(targets, t, values.view(t.shape))
-        for t in by_tensor[key]:
-            if t.source_rank == t.target_rank == rank:
-                _write(targets, t, _read(sources, t))
+    outgoing = [[t for t in transfers if t.source_rank == rank and t.target_rank == r] for r in range(world)]
+    incoming = [[t for t in transfers if t.target_rank == rank and t.source_rank == r] for r in range(world)]
+    sizes = [sum(t.elements for t in from_rank) for from_rank in incoming]
+    send = [_read(sources, t).to(device).reshape(-1) for to_rank in outgoing for t in to_rank]
+    buffer = torch.empty(sum(sizes), device=device)
+    dist.all_to_all_single(
+        buffer,
+        torch.cat(send) if send else torch.empty(0, device=device),
+        sizes,
+        [sum(t.elements for t in to_rank) for to_rank in outgoing],
+        group=group,
+    )
+    arrived = [t for from_rank in incoming for t in from_rank]
+    values = buffer.split([t.elements for t in arrived]) if arrived else ()
+    for t, value in reversed(list(zip(arrived, values, strict=True))):
+        _write(targets, t, value.view(t.shape))
+    return buffer.numel()
+
+
+def _rounds(transfers: Sequence[_Transfer], limit: int) -> list[list[_Transfer]]:
+    """Transfers, cut where they are long, in rounds in which no rank sends or receives more than `limit` numbers.
+
+    What one rank receives keeps its order.  Every rank computes the same rounds.
+    """
+    rounds: list[list[_Transfer]] = []
+    # The last round in which a rank sends or receives, and how much it does there.
+    sending: dict[int, tuple[int, int]] = {}
+    receiving: dict[int, tuple[int, int]] = {}
+    for transfer in (piece for long in transfers for piece in long.cut(limit)):
+        sends, receives = sending.get(transfer.source_rank, (0, 0)), receiving.get(transfer.target_rank, (0, 0))
+        number = max(sends[0], receives[0])
+        loads = [load if last == number else 0 for last, load in (sends, receives)]
+        if max(loads) and max(loads) + transfer.elements > limit:
+            number, loads = number + 1, [0, 0]
+        sending[transfer.source_rank] = (number, loads[0] + transfer.elements)
+        receiving[transfer.target_rank] = (number, loads[1] + transfer.elements)
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(transfer)
+    return rounds
 
 
 def _transfers(sources: Sequence[Sequence[Block]], targets: Sequence[Sequence[Block]]) -> list[_Transfer]:
@@ -164,9 +212,10 @@ def _write(pieces: Sequence[Piece], transfer: _Transfer, values: Tensor) -> None
         )
 
 
-def _elements(transfer: _Transfer) -> int:
-    rows, columns = transfer.shape
-    return rows * columns
+def _part(rows: slice, first: int, count: int) -> slice:
+    """Positions `first` to `first + count` of a slice."""
+    part = range(rows.start, rows.stop, rows.step)[first : first + count]
+    return slice(part.start, part.stop, part.step)
 
 
 def _communication_device(group: dist.ProcessGroup) -> torch.device:

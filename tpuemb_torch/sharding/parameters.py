@@ -16,6 +16,8 @@ from tpuemb_torch.sharding.placement import shard_rows
 
 Parameters = dict[str, dict[str, Tensor]]
 
+_CHECKED_ELEMENTS = 2**20
+
 
 def slot_names(table: Table) -> tuple[str, ...]:
     """Names of a table's state, "parameters" first, in the order of the Load and Retrieve ops."""
@@ -29,6 +31,7 @@ def load(
     num_shards: int,
     shard_id: int,
     group: dist.ProcessGroup | None,
+    allow_nonfinite: bool = False,
 ) -> None:
     """Writes one shard of tables and slots (collective); see `TPUEmbedding.load_parameters`."""
     pieces: list[Piece] = []
@@ -37,6 +40,9 @@ def load(
         if not isinstance(parameters, Mapping):
             raise TypeError(f"parameters must be a mapping by table name, got {type(parameters).__name__}")
         pieces = [_given(config, name, tensors, num_shards, shard_id) for name, tensors in parameters.items()]
+        if not allow_nonfinite:
+            for piece in pieces:
+                _check_finite(piece)
     except (ValueError, TypeError) as problem:
         error = problem
     raise_together(error, group)
@@ -108,3 +114,19 @@ def _given(config: Config, name: str, tensors: Mapping[str, object], num_shards:
             )
         values[slot] = tensor.detach().float()
     return Piece(Block(name, rows, range(table.dimension), tuple(values)), values)
+
+
+def _check_finite(piece: Piece) -> None:
+    """Raises for a NaN or infinity, also one that a float64 became; looks at some rows at a time."""
+    block = piece.block
+    step = max(1, _CHECKED_ELEMENTS // max(len(block.columns), 1))
+    for slot, values in piece.tensors.items():
+        for first in range(0, len(block.rows), step):
+            bad = ~torch.isfinite(values[first : first + step])
+            if bool(bad.any()):
+                row, column = (int(i) for i in bad.nonzero()[0])
+                raise ValueError(
+                    f"table {block.table!r}, {slot}: row {block.rows[first + row]}, column {column} is "
+                    f"{float(values[first + row, column])} as float32: values must be finite "
+                    "(allow_nonfinite=True loads them all the same)"
+                )
