@@ -1,7 +1,7 @@
 """TensorFlow's TPU embedding layer on PyTorch and TorchRec.
 
-`load_config` reads a TPUEmbeddingConfiguration without torch; everything else is imported at first use and needs
-torch, torchrec and fbgemm.
+`load_config`, `read_stats` and `read_plan` read configurations, statistics and plans without torch, `make_plan` needs
+torch alone; everything else is imported at first use and needs torch, torchrec and fbgemm.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from tpuemb_torch.config import (
     load_config,
     save_config,
 )
+from tpuemb_torch.planning import Plan, PlanError, make_plan, read_plan, save_plan
+from tpuemb_torch.statistics import Stats, StatsError, TableStats, read_stats
 
 if TYPE_CHECKING:
     from tpuemb_torch import checkpoint, models, ops
     from tpuemb_torch.collection import TPUEmbeddingBagCollection
     from tpuemb_torch.embedding import TPUEmbedding, shard, sharders
+    from tpuemb_torch.learning_rates import LearningRates
     from tpuemb_torch.preprocessing import DeduplicationData, InputError, PreparedBatch, Ragged, Sparse
     from tpuemb_torch.train_pipeline import TrainPipeline
 
@@ -36,6 +39,7 @@ _TORCHREC_NAMES = {
     "TPUEmbedding": "tpuemb_torch.embedding",
     "TPUEmbeddingBagCollection": "tpuemb_torch.collection",
     "DeduplicationData": "tpuemb_torch.preprocessing",
+    "LearningRates": "tpuemb_torch.learning_rates",
     "InputError": "tpuemb_torch.preprocessing",
     "PreparedBatch": "tpuemb_torch.preprocessing",
     "Ragged": "tpuemb_torch.preprocessing",
@@ -54,22 +58,32 @@ __all__ = [
     "Feature",
     "InputError",
     "LearningRate",
+    "LearningRates",
     "Limits",
     "Optimizer",
+    "Plan",
+    "PlanError",
     "PreparedBatch",
     "Quantization",
     "Ragged",
     "Sparse",
+    "Stats",
+    "StatsError",
     "TPUEmbedding",
     "TPUEmbeddingBagCollection",
     "Table",
+    "TableStats",
     "TrainPipeline",
     "__version__",
     "checkpoint",
     "load_config",
+    "make_plan",
     "models",
     "ops",
+    "read_plan",
+    "read_stats",
     "save_config",
+    "save_plan",
     "shard",
     "sharders",
 ]

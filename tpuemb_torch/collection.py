@@ -25,12 +25,13 @@ from tpuemb_torch.preprocessing import (
     SlotLayout,
 )
 from tpuemb_torch.sent_steps import StepQueue, drain_before
+from tpuemb_torch.statistics.recorder import CountsInput, InputStatistics
 
 GRADIENT_REDUCTIONS = ("sum", "mean")
 Combiners = Sequence[str] | Mapping[str, str] | None
 
 
-class TPUEmbeddingBagCollection(EmbeddingBagCollection):
+class TPUEmbeddingBagCollection(CountsInput, EmbeddingBagCollection):
     """Pooled embedding tables with the proto's optimizers fused into the backward pass.
 
     A drop-in `torchrec.EmbeddingBagCollection`: KeyedJaggedTensor in, KeyedTensor out.  Keys are the feature names;
@@ -120,6 +121,7 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
         self._lookup_features = self.kernel.lookup_features(
             [part_of[config.features[index].table.name] for index in self.feature_preparation.order]
         )
+        self._statistics = InputStatistics(config, self.keys)
         self._link_weights()
         self.register_load_state_dict_post_hook(_take_assigned_weights)
         self.register_state_dict_pre_hook(drain_before)
@@ -138,14 +140,14 @@ class TPUEmbeddingBagCollection(EmbeddingBagCollection):
             InputError: for a malformed batch; nothing is looked up then.
         """
         self._check_allocated()
-        prepared = self.preparation.of_kjt(features)
+        prepared = self.statistics.record(self.preparation.of_kjt(features))
         with torch.set_grad_enabled(may_differentiate(self.training_refusal, self.training)):
-            values = self.kernel(prepared.ids, prepared.offsets, prepared.gains)
+            values = self.kernel(prepared.ids, prepared.offsets, prepared.gains, prepared.ordered)
         return KeyedTensor(self.preparation.names, self._dims, values)
 
     def start(self, prepared: PreparedInput) -> PreparedInput:
         """Begins the lookup of features that are prepared; there is nothing to send anywhere."""
-        return prepared
+        return self.statistics.record(prepared)
 
     def finish(self, started: PreparedInput) -> list[Tensor]:
         """Looks features up.

@@ -15,9 +15,10 @@ from tpuemb_torch.config import Config, load_config
 from tpuemb_torch.kernels.step_inputs import check_rates
 from tpuemb_torch.preprocessing import DeduplicationData, InputError, PreparedBatch
 from tpuemb_torch.sent_steps import SentStep
-from tpuemb_torch.sharding import Plan, ShardedTPUEmbeddingBagCollection, TPUEmbeddingSharder, shard_collection
+from tpuemb_torch.sharding import PlanLike, ShardedTPUEmbeddingBagCollection, TPUEmbeddingSharder, shard_collection
 from tpuemb_torch.sharding import parameters as parameter_io
 from tpuemb_torch.sharding.parameters import Parameters
+from tpuemb_torch.statistics.recorder import CountsInput, InputStatistics
 from tpuemb_torch.step_protocol import BatchQueue, check_deduplication_data, check_gradients, resolve_mode
 from tpuemb_torch.supplied import SuppliedActivations
 
@@ -26,7 +27,7 @@ __all__ = ["TPUEmbedding", "TPUEmbeddingBagCollection", "shard", "sharders"]
 Collection = TPUEmbeddingBagCollection | ShardedTPUEmbeddingBagCollection
 
 
-class TPUEmbedding(nn.Module):
+class TPUEmbedding(CountsInput, nn.Module):
     """The embedding layer that a TPUEmbeddingConfiguration describes.
 
     Called on features, it returns activations by feature name, and `loss.backward()` applies the config's
@@ -81,6 +82,11 @@ class TPUEmbedding(nn.Module):
         self._queue = BatchQueue()
         #: Set by `TrainPipeline` while the model runs.
         self._supplied: SuppliedActivations | None = None
+
+    @property
+    def statistics(self) -> InputStatistics:
+        """Those of the collection, which TorchRec may replace by its sharded twin."""
+        return self.collection.statistics
 
     # The module: features in, activations out.
 
@@ -270,7 +276,12 @@ class TPUEmbedding(nn.Module):
     # Parameters.
 
     def load_parameters(
-        self, parameters: Mapping[str, Mapping[str, object]], num_shards: int = 1, shard_id: int = 0
+        self,
+        parameters: Mapping[str, Mapping[str, object]],
+        num_shards: int = 1,
+        shard_id: int = 0,
+        *,
+        allow_nonfinite: bool = False,
     ) -> None:
         """Writes tables and slots; in a job of several ranks, all must call it.
 
@@ -279,12 +290,20 @@ class TPUEmbedding(nn.Module):
                 Tables and slots left out keep their values.
             num_shards: into how many DIV or MOD shards (as the config says) the tables are cut.
             shard_id: which of them this is; ranks may give different ones.
+            allow_nonfinite: whether NaN and infinity are loaded; else they are refused.
 
         Raises:
-            ValueError, TypeError: for an unknown table or slot, or a wrong shape or dtype; nothing is written then.
+            ValueError, TypeError: for an unknown table or slot, a wrong shape or dtype, or a value that is not finite;
+                nothing is written then.
         """
         parameter_io.load(
-            self.config, self.collection.stored(), parameters, num_shards, shard_id, self.collection.process_group
+            self.config,
+            self.collection.stored(),
+            parameters,
+            num_shards,
+            shard_id,
+            self.collection.process_group,
+            allow_nonfinite,
         )
 
     def retrieve_parameters(
@@ -346,7 +365,7 @@ class TPUEmbedding(nn.Module):
 
 def shard(
     embedding: TPUEmbedding,
-    plan: Plan = "auto",
+    plan: PlanLike = "auto",
     process_group: dist.ProcessGroup | None = None,
     device: str | torch.device | None = None,
 ) -> TPUEmbedding:
@@ -354,8 +373,9 @@ def shard(
 
     Args:
         embedding: the unsharded layer, equal on all ranks; on device "meta" it needs no memory.  It is left as it is.
-        plan: "auto" (TorchRec's planner), "row_wise", "table_wise", "column_wise", a mapping of these by table name,
-            or a TorchRec plan.
+        plan: "auto", "row_wise", "table_wise", "column_wise", "table_row_wise", or a mapping of these by table name;
+            a plan from `make_plan` or `read_plan`, or the path of its file; or a TorchRec plan.  "auto" keeps to the
+            memory of the smallest GPU, or of each CPU rank's part of its machine.
         process_group: default: the world.
         device: where this rank's part lives; default: the CPU, or the current CUDA device under NCCL.
 

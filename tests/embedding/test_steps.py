@@ -206,7 +206,9 @@ def test_deduplication_data_makes_the_activations_and_knows_its_batch(embedding:
         summed = torch.zeros(count, feature.table.dimension).index_add_(0, bags[mine] - first_bag, gathered)
         torch.testing.assert_close(summed.view_as(activation), activation)
         first_bag += count
-    with pytest.raises(ValueError, match=f"deduplication data of batch {data.batch} given to the recv of batch {data.batch + 1}"):
+    with pytest.raises(
+        ValueError, match=f"deduplication data of batch {data.batch} given to the recv of batch {data.batch + 1}"
+    ):
         embedding.recv_activations(data)
     with pytest.raises(TypeError, match="must be DeduplicationData"):
         embedding.recv_activations(3)  # type: ignore[arg-type]

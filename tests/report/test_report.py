@@ -12,7 +12,7 @@ from tests.config import examples
 from tests.golden import GOLDEN, golden
 from tpuemb_torch.config import Config, load_config
 from tpuemb_torch.report import describe, print_config, program_formula
-from tpuemb_torch.report.tables import format_bytes
+from tpuemb_torch.planning import format_bytes
 
 
 def printed(config: Config, width: int = 160) -> str:
@@ -96,6 +96,7 @@ def test_spmd_is_noted() -> None:
     proto.profile_data_directory = "/x"
     notes = describe(load_config(proto))["notes"]
     assert len(notes) == 2
+    assert "write_stats()" in notes[0]
     assert "spmd_sharding" in notes[1]
 
 

@@ -15,7 +15,9 @@ ROOMS = (
     "protos",
     "config",
     "optimizers",
+    "planning",
     "preprocessing",
+    "statistics",
     "kernels",
     "sent_steps",
     "collection",
@@ -23,14 +25,16 @@ ROOMS = (
     "step_protocol",
     "supplied",
     "embedding",
+    "learning_rates",
     "train_pipeline",
     "ops",
     "checkpoint",
     "report",
+    "benchmarks",
     "cli",
     "models",
 )
-TORCHREC_FREE = ("_version", "_requirements", "protos", "config", "optimizers", "report")
+TORCHREC_FREE = ("_version", "_requirements", "protos", "config", "optimizers", "planning", "report")
 
 
 def room_of(file: Path) -> str:

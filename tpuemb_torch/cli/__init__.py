@@ -6,8 +6,15 @@ from typing import Annotated
 
 import typer
 
+from tpuemb_torch.cli.bench import bench
 from tpuemb_torch.cli.convert import convert
+from tpuemb_torch.cli.diff import diff
+from tpuemb_torch.cli.doctor import doctor
+from tpuemb_torch.cli.export_checkpoint import export_checkpoint
+from tpuemb_torch.cli.import_checkpoint import import_checkpoint
 from tpuemb_torch.cli.inspect import inspect
+from tpuemb_torch.cli.plan import plan
+from tpuemb_torch.cli.stats import stats
 from tpuemb_torch.cli.validate import validate
 
 app = typer.Typer(
@@ -18,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (validate, inspect, convert):
+for command in (validate, inspect, convert, plan, diff, stats, import_checkpoint, export_checkpoint, doctor, bench):
     app.command()(command)
 
 

@@ -58,17 +58,29 @@ def print_warnings(messages: list[str]) -> None:
 
 @contextmanager
 def wrong_input(as_json: bool) -> Iterator[None]:
-    """Turns an error of the input into a message and the exit code 1."""
+    """Turns an error of the input, or a library that is not there, into a message and the exit code 1."""
     from tpuemb_torch.config import ConfigError
+    from tpuemb_torch.planning import PlanError
+    from tpuemb_torch.statistics import StatsError
 
     try:
         yield
-    except (ConfigError, OSError) as error:
-        field = error.field if isinstance(error, ConfigError) else error.filename
-        problem = error.problem if isinstance(error, ConfigError) else (error.strerror or str(error))
+    except (ConfigError, PlanError, StatsError, OSError, ImportError, _checkpoint_error()) as error:
+        field: object = None
+        problem = str(error)
+        if isinstance(error, ConfigError | PlanError | StatsError):
+            field, problem = error.field, error.problem
+        elif isinstance(error, OSError):
+            field, problem = error.filename, error.strerror or problem
         if as_json:
             print_json({"ok": False, "error": {"field": None if field is None else str(field), "problem": problem}})
         else:
             where = "" if field is None else f"{field}: "
             typer.secho(f"error: {where}{problem}", err=True, fg=typer.colors.RED)
         sys.exit(1)
+
+
+def _checkpoint_error() -> type[Exception]:
+    """CheckpointError, if what raises it was imported: that takes torch, which most commands do without."""
+    errors = sys.modules.get("tpuemb_torch.checkpoint.errors")
+    return ImportError if errors is None else errors.CheckpointError

@@ -36,14 +36,14 @@ def to_json(proto: Message) -> str:
 
     Fields that the proto does not know are under the key "@unknown_fields".
     """
-    return _checked(json.dumps(_mapping(proto), indent=2, ensure_ascii=False) + "\n", "json", proto)
+    return _checked(json.dumps(to_mapping(proto), indent=2, ensure_ascii=False) + "\n", "json", proto)
 
 
 def to_yaml(proto: Message) -> str:
     """Returns the same mapping as YAML."""
     from tpuemb_torch.config.yaml_format import dump
 
-    return _checked(dump(_mapping(proto)), "yaml", proto)
+    return _checked(dump(to_mapping(proto)), "yaml", proto)
 
 
 def save_config(config: Config | Message, path: str | os.PathLike[str], *, format: Format | None = None) -> None:
@@ -61,10 +61,11 @@ def save_config(config: Config | Message, path: str | os.PathLike[str], *, forma
     else:
         proto = config.to_proto() if isinstance(config, Config) else config
         data = {"text": to_text, "json": to_json, "yaml": to_yaml}[format](proto).encode()
-    _write_atomically(Path(path), data)
+    write_atomically(Path(path), data)
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a file beside its place and renames it, so that it appears whole or not at all."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -80,7 +81,8 @@ def _write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
-def _mapping(proto: Message) -> dict[str, Any]:
+def to_mapping(proto: Message) -> dict[str, Any]:
+    """Returns protobuf's JSON mapping with proto field names, and unknown fields under the key "@unknown_fields"."""
     mapping = _readable(json_format.MessageToDict(proto, preserving_proto_field_name=True))
     records = _records(proto)
     return {**mapping, UNKNOWN_KEY: records} if records else mapping

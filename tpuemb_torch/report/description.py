@@ -121,7 +121,9 @@ def _notes(config: Config) -> list[str]:
                 f"{_list(names)}"
             )
     if config.profile_data_directory:
-        notes.append("profile_data_directory has no effect here")
+        notes.append(
+            "profile_data_directory switches statistics of the input on; the layer's write_stats() writes them there"
+        )
     if config.to_proto().HasField("spmd_sharding"):
         notes.append("spmd_sharding concerns the TPU program; accepted, without effect on the embedding")
     return notes

@@ -10,9 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from tpuemb_torch.config import Config
+from tpuemb_torch.planning import format_bytes
 from tpuemb_torch.report.description import describe
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 class _Optimizer(NamedTuple):
@@ -51,18 +50,6 @@ def print_config(config: Config, console: Console | None = None, title: str | No
             console.print(line, markup=False, highlight=False)
     for note in description["notes"]:
         console.print(f"Note: {note}", markup=False, highlight=False)
-
-
-def format_bytes(size: int | None) -> str:
-    """Returns a size with a unit, such as "1.5 GiB"; "unknown" for None."""
-    if size is None:
-        return "unknown"
-    value = float(size)
-    for unit in _UNITS:
-        if value < 1024 or unit == _UNITS[-1]:
-            break
-        value /= 1024
-    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
 def _print_summary(description: dict[str, Any], console: Console, title: str | None) -> None:

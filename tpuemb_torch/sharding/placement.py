@@ -34,36 +34,31 @@ def shard_rows(vocabulary_size: int, num_shards: int, shard_id: int, strategy: S
 
 
 class RowPlacement:
-    """Maps ids so that TorchRec's row-wise input dist sends them to the shard that DIV or MOD says.
+    """Maps ids so that TorchRec's input dist sends those of tables cut by rows to the shard that DIV or MOD says.
 
     TorchRec cuts a table into blocks of ceil(rows/n) ids.  With a table declared `padded_rows` long, the block of
     shard s are the ids `s * block .. (s + 1) * block`, and `place` turns id into `shard * block + local row`.
 
     Args:
         vocabulary_sizes: rows of the table of each key.
-        row_wise: whether the table of each key is sharded row-wise; other keys keep their ids.
-        num_shards: n.
+        num_shards: n of the table of each key; 1 where it is not cut by rows: those keys keep their ids.
         strategy: "div" or "mod".
     """
 
-    def __init__(
-        self, vocabulary_sizes: Sequence[int], row_wise: Sequence[bool], num_shards: int, strategy: Strategy
-    ) -> None:
-        self.num_shards = num_shards
+    def __init__(self, vocabulary_sizes: Sequence[int], num_shards: Sequence[int], strategy: Strategy) -> None:
         self.strategy = strategy
         sizes = torch.tensor(vocabulary_sizes, dtype=torch.int64)
-        self._row_wise = torch.tensor(row_wise, dtype=torch.bool)
-        self._quotient = (sizes // num_shards).clamp(min=1)
-        remainder = sizes % num_shards
+        self._shards = torch.tensor(num_shards, dtype=torch.int64)
+        self._quotient = (sizes // self._shards).clamp(min=1)
+        remainder = sizes % self._shards
         # Under DIV, ids before this one are in shards with one row more, whose place does not change.
-        self._first_short = torch.where(self._row_wise, remainder * (sizes // num_shards + 1), sizes)
-        self._block = -(-sizes // num_shards)
+        self._first_short = remainder * (sizes // self._shards + 1)
+        self._block = -(-sizes // self._shards)
+        self._shift = (remainder > 0).long()
         #: No placed id is larger.
-        self.largest_id = max((padded_rows(size, num_shards) for size in vocabulary_sizes), default=1) - 1
-        if strategy == "div":
-            self.is_identity = bool(((remainder == 0) | ~self._row_wise).all())
-        else:
-            self.is_identity = num_shards == 1 or not bool(self._row_wise.any())
+        self.largest_id = max(map(padded_rows, vocabulary_sizes, num_shards), default=1) - 1
+        moved = remainder > 0 if strategy == "div" else self._shards > 1
+        self.is_identity = not bool(moved.any())
 
     def place(self, ids: Tensor, ids_per_key: Tensor) -> Tensor:
         """int64 `[n]` ids, key-major with `ids_per_key` `[keys]` -> ids of TorchRec's padded tables."""
@@ -75,12 +70,11 @@ class RowPlacement:
             return torch.repeat_interleave(values.to(ids.device), ids_per_key, output_size=count)
 
         if self.strategy == "mod":
-            placed = (ids % self.num_shards) * spread(self._block) + ids // self.num_shards
-            return torch.where(spread(self._row_wise), placed, ids)
+            shards = spread(self._shards)
+            return (ids % shards) * spread(self._block) + ids // shards
         # A short shard's block ends with one unused row: each short shard before id moves it up by one.
         short_rows = (ids - spread(self._first_short)).clamp(min=0)
-        shift = torch.where(self._row_wise & (self._block > self._quotient), 1, 0)
-        return ids + torch.div(short_rows, spread(self._quotient), rounding_mode="floor") * spread(shift)
+        return ids + torch.div(short_rows, spread(self._quotient), rounding_mode="floor") * spread(self._shift)
 
 
 def padded_rows(vocabulary_size: int, num_shards: int) -> int:

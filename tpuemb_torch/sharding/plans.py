@@ -1,32 +1,37 @@
-"""Which rank holds what: plans by name, by table, or TorchRec's own."""
+"""From what a user gives as plan to TorchRec's plan of a collection, and to the sharded collection."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
-from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
-from torchrec.distributed.sharding_plan import (
-    column_wise,
-    construct_module_sharding_plan,
-    row_wise,
-    table_wise,
+from torch import nn
+from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingPlan,
+    ShardMetadata,
 )
-from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingEnv, ShardingPlan
 
 from tpuemb_torch.collection import TPUEmbeddingBagCollection
-from tpuemb_torch.optimizers import slots_of
-from tpuemb_torch.sharding.torchrec_plugin import SHARDING_TYPES, ShardedTPUEmbeddingBagCollection, TPUEmbeddingSharder
+from tpuemb_torch.planning import Plan, PlanError, TablePlan, make_plan, read_plan
+from tpuemb_torch.planning.files import is_plan_file
+from tpuemb_torch.planning.rules import check
+from tpuemb_torch.sharding.exchange import raise_together
+from tpuemb_torch.sharding.torchrec_plugin import ShardedTPUEmbeddingBagCollection, TPUEmbeddingSharder
 
-Plan: TypeAlias = str | Mapping[str, str] | ShardingPlan | EmbeddingModuleShardingPlan
+#: What `shard` takes: a kind of sharding for all tables or by table name, the path of a plan file, or a plan.
+PlanLike: TypeAlias = str | os.PathLike[str] | Mapping[str, str] | Plan | ShardingPlan | EmbeddingModuleShardingPlan
 
 
 def shard_collection(
     module: TPUEmbeddingBagCollection,
-    plan: Plan,
+    plan: PlanLike,
     process_group: dist.ProcessGroup | None,
     device: torch.device | None,
 ) -> ShardedTPUEmbeddingBagCollection:
@@ -46,12 +51,12 @@ def shard_collection(
 
 
 def module_sharding_plan(
-    module: TPUEmbeddingBagCollection, plan: Plan, group: dist.ProcessGroup, device: torch.device
+    module: TPUEmbeddingBagCollection, plan: PlanLike, group: dist.ProcessGroup, device: torch.device
 ) -> EmbeddingModuleShardingPlan:
-    """Turns what a user gives as plan into TorchRec's plan of the collection.
+    """Turns what a user gives as plan into TorchRec's plan of the collection (collective).
 
     Raises:
-        ValueError: for an unknown kind of sharding, or a table that is missing or unknown.
+        ValueError: for an unknown kind of sharding, a table that is missing or unknown, or a plan for other ranks.
     """
     if isinstance(plan, EmbeddingModuleShardingPlan):
         return plan
@@ -62,60 +67,114 @@ def module_sharding_plan(
                 f"the ShardingPlan is for the modules {list(plan.plan)}: give the plan of the one to shard"
             )
         return modules[0]
-    tables = [table.name for table in module.config.tables]
-    world, local = dist.get_world_size(group), _local_world_size(dist.get_world_size(group))
-    if plan == "auto":
-        topology = Topology(world_size=world, local_world_size=local, compute_device=device.type)
-        planner = EmbeddingShardingPlanner(topology=topology)
-        found = planner.collective_plan(module, [TPUEmbeddingSharder()], group).plan[""]
-        assert isinstance(found, EmbeddingModuleShardingPlan)
-        return found
-    kinds = dict.fromkeys(tables, plan) if isinstance(plan, str) else dict(plan)
-    if set(kinds) != set(tables):
-        raise ValueError(f"the plan names tables {sorted(kinds)}, the config has {sorted(tables)}: give each one kind")
-    for name, kind in kinds.items():
-        if kind not in SHARDING_TYPES:
-            raise ValueError(f"table {name!r}: sharding {kind!r} is not one of auto, {', '.join(SHARDING_TYPES)}")
-    ranks = balanced_ranks(module, [name for name in tables if kinds[name] == "table_wise"], world)
-
-    table_of_bag = {bag: table for table, bag in module.bag_names.items()}
-
-    def generator(bag: str) -> Any:
-        name = table_of_bag[bag]
-        if kinds[name] == "row_wise":
-            return row_wise(compute_kernel="fused")
-        if kinds[name] == "table_wise":
-            return table_wise(rank=ranks[name], compute_kernel="fused")
-        dimension = next(t.dimension for t in module.config.tables if t.name == name)
-        if dimension % world:
-            raise ValueError(
-                f"table {name!r}: dimension {dimension} does not divide into {world} equal columns: "
-                "use row_wise or table_wise"
-            )
-        return column_wise(ranks=list(range(world)), compute_kernel="fused")
-
-    return construct_module_sharding_plan(
-        module,
-        {bag: generator(bag) for bag in module.embedding_bags},
-        sharder=TPUEmbeddingSharder(),
-        local_size=local,
-        world_size=world,
-        device_type=device.type,
-    )
+    found: Plan | None = None
+    error: Exception | None = None
+    world, local = dist.get_world_size(group), local_world_size(dist.get_world_size(group))
+    auto = plan == "auto" or (isinstance(plan, Mapping) and "auto" in plan.values())
+    memory = _least_memory(group, device) if auto else None
+    try:
+        # A file may be missing on one rank alone.
+        found = _plan(module, plan, world, local, memory, device)
+    except (ValueError, OSError) as problem:
+        error = problem
+    raise_together(error, group)
+    assert found is not None
+    return to_torchrec(module, found, device)
 
 
-def balanced_ranks(module: TPUEmbeddingBagCollection, tables: list[str], world: int) -> dict[str, int]:
-    """A rank for each table: the largest first, always to the rank with the least numbers to store."""
-    size = {t.name: t.vocabulary_size * t.dimension * (1 + len(slots_of(t.optimizer))) for t in module.config.tables}
-    load = [0] * world
-    ranks: dict[str, int] = {}
-    for name in sorted(tables, key=lambda name: (-size[name], name)):
-        ranks[name] = min(range(world), key=lambda rank: (load[rank], rank))
-        load[ranks[name]] += size[name]
-    return ranks
+def to_torchrec(
+    module: TPUEmbeddingBagCollection, plan: Plan, device: str | torch.device = "cpu"
+) -> EmbeddingModuleShardingPlan:
+    """Returns a plan as TorchRec's plan of a collection.
+
+    Raises:
+        PlanError: if the plan is for other tables, or one cannot be sharded so.
+    """
+    check(plan, module.config)
+    kind = torch.device(device).type
+    shardings = EmbeddingModuleShardingPlan()
+    for table in plan.tables:
+        shardings[module.bag_names[table.table.name]] = _parameter_sharding(table, plan.local_world_size, kind)
+    return shardings
 
 
-def _local_world_size(world: int) -> int:
+def model_plan(model: nn.Module, plan: Plan, device: str | torch.device = "cpu") -> ShardingPlan:
+    """Returns a plan for `DistributedModelParallel(model, plan=..., sharders=tpuemb_torch.sharders())`.
+
+    Args:
+        model: contains `TPUEmbedding` or `TPUEmbeddingBagCollection` modules, which all have the plan's tables.
+        plan: from `make_plan` or `read_plan`.
+        device: type of the device of the ranks.
+
+    Raises:
+        PlanError: if the plan is for other tables.
+        ValueError: if the model has no such module.
+    """
+    modules = {
+        path: to_torchrec(module, plan, device)
+        for path, module in model.named_modules()
+        if isinstance(module, TPUEmbeddingBagCollection)
+    }
+    if not modules:
+        raise ValueError(f"{type(model).__name__} contains no TPUEmbedding and no TPUEmbeddingBagCollection to plan")
+    return ShardingPlan(dict(modules))
+
+
+def local_world_size(world: int) -> int:
     """Ranks on this machine, as torchrun says; all of them without it."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     return local if 0 < local <= world and world % local == 0 else world
+
+
+def _plan(
+    module: TPUEmbeddingBagCollection,
+    plan: str | os.PathLike[str] | Mapping[str, str] | Plan,
+    world: int,
+    local: int,
+    memory: int | None,
+    device: torch.device,
+) -> Plan:
+    if isinstance(plan, os.PathLike) or (isinstance(plan, str) and is_plan_file(plan)):
+        plan = read_plan(plan)
+    if not isinstance(plan, Plan):
+        kind = "cuda" if device.type == "cuda" else "cpu"
+        return make_plan(module.config, world, local, plan, memory, device=kind)
+    check(plan, module.config)
+    if plan.world_size != world:
+        raise PlanError("world_size", f"the plan is for {plan.world_size} ranks, the process group has {world}")
+    by_node = [table.table.name for table in plan.tables if table.sharding == "table_row_wise"]
+    if by_node and plan.local_world_size != local:
+        raise PlanError(
+            "local_world_size",
+            f"the plan is for {plan.local_world_size} ranks on each node, this one has {local} (LOCAL_WORLD_SIZE), and "
+            f"tables {by_node} are table_row_wise: plan it anew",
+        )
+    return plan
+
+
+def _parameter_sharding(table: TablePlan, local: int, device: str) -> ParameterSharding:
+    shards, offset = [], 0
+    for index, rank in enumerate(table.ranks):
+        place = f"rank:{rank}/cuda:{rank % local}" if device == "cuda" else f"rank:{rank}/{device}"
+        rows = table.rows(index)
+        first = [offset, 0] if table.by_rows else [0, index * table.columns]
+        shards.append(ShardMetadata(first, [rows, table.columns], place))
+        offset += rows
+    return ParameterSharding(
+        sharding_type=table.sharding,
+        compute_kernel="fused",
+        ranks=list(table.ranks),
+        sharding_spec=EnumerableShardingSpec(shards),
+    )
+
+
+def _least_memory(group: dist.ProcessGroup, device: torch.device) -> int:
+    """The memory of the rank that has least (collective): its GPU's, or its part of the machine's."""
+    if device.type == "cuda":
+        own = torch.cuda.get_device_properties(device).total_memory
+    else:
+        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        own = machine // local_world_size(dist.get_world_size(group))
+    every: list[int] = [0] * dist.get_world_size(group)
+    dist.all_gather_object(every, own, group=group)
+    return min(every)

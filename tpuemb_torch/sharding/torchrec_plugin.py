@@ -17,10 +17,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbeddingBag, EmbeddingFusedOptimizer
+from torchrec.distributed.comm import get_topology_group_world_size
 from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.composable.table_batched_embedding_slice import TableBatchedEmbeddingSlice
 from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
-from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig, KJTList
+from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingContext, EmbeddingShardingInfo
+from torchrec.distributed.embedding_types import (
+    EmbeddingComputeKernel,
+    GroupedEmbeddingConfig,
+    KJTList,
+    ShardedEmbeddingTable,
+)
 from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionAwaitable,
     EmbeddingBagCollectionContext,
@@ -28,10 +35,12 @@ from torchrec.distributed.embeddingbag import (
     ShardedEmbeddingBagCollection,
 )
 from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
+from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
 from torchrec.distributed.types import (
     Awaitable,
     LazyAwaitable,
     ParameterSharding,
+    QuantizedCommCodecs,
     ShardingEnv,
     ShardingType,
     ShardMetadata,
@@ -42,15 +51,19 @@ from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizerModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from tpuemb_torch.collection import TPUEmbeddingBagCollection
+from tpuemb_torch.config import Table
 from tpuemb_torch.kernels import StepSource, StoredPart, TableBatchedEmbedding, TablePart, group_key
 from tpuemb_torch.optimizers import slots_of
 from tpuemb_torch.optimizers.trainability import may_differentiate
+from tpuemb_torch.planning import PlannedTable, TablePlan, refusal
 from tpuemb_torch.preprocessing import InputError, PreparedInput, over_slots
 from tpuemb_torch.sent_steps import StepQueue, drain_before
 from tpuemb_torch.sharding.exchange import Piece, move
 from tpuemb_torch.sharding.placement import RowPlacement, padded_rows, shard_rows
+from tpuemb_torch.statistics.recorder import CountsInput
 
-SHARDING_TYPES = (ShardingType.ROW_WISE.value, ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value)
+_BY_ROWS = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
+SHARDING_TYPES = (*_BY_ROWS, ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value)
 
 
 class FusedTables(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
@@ -61,20 +74,20 @@ class FusedTables(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
         config: GroupedEmbeddingConfig,
         collection: TPUEmbeddingBagCollection,
         steps: StepSource,
-        row_wise: bool,
+        row_shard: tuple[int, int] | None,
         pg: dist.ProcessGroup,
         device: torch.device,
     ) -> None:
         super().__init__(config, pg, device, None)
         tables = {collection.bag_names[table.name]: table for table in collection.config.tables}
         strategy = collection.config.sharding_strategy
-        rank, world = dist.get_rank(pg), dist.get_world_size(pg)
         parts = []
         for local in config.embedding_tables:
             table = tables[local.name]
             rows = range(table.vocabulary_size)
-            if row_wise:
-                rows = shard_rows(table.vocabulary_size, world, rank, strategy)
+            if row_shard is not None:
+                shard, shards = row_shard
+                rows = shard_rows(table.vocabulary_size, shards, shard, strategy)
             assert local.local_metadata is not None
             first_column = local.local_metadata.shard_offsets[1]
             parts.append(TablePart(table, rows, range(first_column, first_column + local.local_cols)))
@@ -146,20 +159,23 @@ class FusedTables(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
 
 
 class FusedLookups(GroupedPooledEmbeddingsLookup):
-    """TorchRec's lookup of one sharding type, with our kernels."""
+    """TorchRec's lookup of one sharding type, with our kernels.
+
+    `row_shard` is this rank's shard, and how many there are, of tables that are cut by rows; None for other tables.
+    """
 
     def __init__(
         self,
         collection: TPUEmbeddingBagCollection,
         steps: StepSource,
-        row_wise: bool,
+        row_shard: tuple[int, int] | None,
         grouped_configs: list[GroupedEmbeddingConfig],
         device: torch.device,
         pg: dist.ProcessGroup,
         env: ShardingEnv,
     ) -> None:
         # The base class builds the kernels in its constructor.
-        object.__setattr__(self, "_build", (collection, steps, row_wise))
+        object.__setattr__(self, "_build", (collection, steps, row_shard))
         super().__init__(grouped_configs=grouped_configs, device=device, pg=pg, env=env)
         object.__delattr__(self, "_build")
 
@@ -175,8 +191,20 @@ class FusedLookups(GroupedPooledEmbeddingsLookup):
             names = [table.name for table in config.embedding_tables]
             raise ValueError(f"tables {names}: compute kernel {config.compute_kernel} in the plan; use 'fused'")
         assert pg is not None and device is not None
-        collection, steps, row_wise = object.__getattribute__(self, "_build")
-        return FusedTables(config, collection, steps, row_wise, pg, device)
+        collection, steps, row_shard = object.__getattribute__(self, "_build")
+        return FusedTables(config, collection, steps, row_shard, pg, device)
+
+
+class NodeRowWiseSharding(TwRwPooledEmbeddingSharding):
+    """TorchRec's table-row-wise sharding, whose sharded tensors have the stored rows (its own have the padded ones)."""
+
+    def _shard(self, sharding_infos: list[EmbeddingShardingInfo]) -> list[list[ShardedEmbeddingTable]]:
+        tables_per_rank = super()._shard(sharding_infos)
+        for table in (table for tables in tables_per_rank for table in tables):
+            assert table.global_metadata is not None
+            rows = sum(shard.shard_sizes[0] for shard in table.global_metadata.shards_metadata)
+            table.global_metadata.size = torch.Size([rows, table.embedding_dim])
+        return tables_per_rank
 
 
 class StartedLookup(NamedTuple):
@@ -187,7 +215,7 @@ class StartedLookup(NamedTuple):
     distributed: Awaitable[Awaitable[KJTList]]
 
 
-class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
+class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollection):
     """The sharded twin of `TPUEmbeddingBagCollection`.
 
     Row-wise tables are stored so that rank i holds exactly the rows of host i under DIV or MOD.  Ranks may have
@@ -209,7 +237,7 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         plan = {name: _with_host_shards(module, name, sharding, env) for name, sharding in plan.items()}
         _check_shards(module, plan)
         super().__init__(
-            module=_torchrec_twin(module, plan, env),
+            module=_torchrec_twin(module, plan),
             table_name_to_parameter_sharding=plan,
             env=env,
             fused_params=fused_params,
@@ -228,16 +256,19 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self.seed = module.seed
         self.training_refusal = module.training_refusal
         self.steps: StepSource = object.__getattribute__(self, "_steps")
-        self.steps.rates = module.steps.rates
+        self.steps.take_over(module.steps)
         self.step_queue = StepQueue(self.steps)
+        assert env.process_group is not None
+        self._statistics = module.statistics.on_ranks(env.process_group, device)
         self.register_state_dict_pre_hook(drain_before)
         self.register_load_state_dict_pre_hook(drain_before)
+        row_shards = {table: _row_shards(plan[bag]) for table, bag in module.bag_names.items()}
         self._placement = RowPlacement(
             [key.vocabulary_size for key in self.keys],
-            [plan[module.bag_names[key.table]].sharding_type == ShardingType.ROW_WISE.value for key in self.keys],
-            env.world_size,
+            [row_shards[key.table] for key in self.keys],
             module.config.sharding_strategy,
         )
+        self._mod_shards = torch.tensor([row_shards[table.name] for table in module.config.tables])
         if module.config.sharding_strategy == "mod" and not self._placement.is_identity:
             self._register_state_dict_hook(_write_mod_shards)
             self._register_load_state_dict_pre_hook(_check_mod_shards, with_module=True)
@@ -246,18 +277,40 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
     def _create_lookups(self) -> None:
         for sharding in self._embedding_shardings:
-            row_wise = isinstance(sharding, RwPooledEmbeddingSharding)
+            rank, row_shard = dist.get_rank(sharding._pg), None
+            if isinstance(sharding, NodeRowWiseSharding):
+                configs = sharding._grouped_embedding_configs_per_rank[rank]
+                row_shard = rank % sharding._local_size, sharding._local_size
+            else:
+                configs = sharding._grouped_embedding_configs
+                if isinstance(sharding, RwPooledEmbeddingSharding):
+                    row_shard = rank, dist.get_world_size(sharding._pg)
             self._lookups.append(
                 FusedLookups(
                     object.__getattribute__(self, "_source"),
                     object.__getattribute__(self, "_steps"),
-                    row_wise,
-                    sharding._grouped_embedding_configs,
+                    row_shard,
+                    configs,
                     sharding._device,
                     sharding._pg,
                     sharding._env,
                 )
             )
+
+    @classmethod
+    def create_embedding_bag_sharding(
+        cls,
+        sharding_infos: list[EmbeddingShardingInfo],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        permute_embeddings: bool = False,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> EmbeddingSharding[EmbeddingShardingContext, KeyedJaggedTensor, Tensor, Tensor]:
+        if sharding_infos[0].param_sharding.sharding_type == ShardingType.TABLE_ROW_WISE.value:
+            return NodeRowWiseSharding(sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry)
+        return super().create_embedding_bag_sharding(
+            sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
+        )
 
     def _initialize_torch_state(self, skip_registering: bool = False) -> None:
         # State dicts have the stored rows; the input dist's blocks (and its check of ids) need the padded ones.
@@ -270,11 +323,11 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
     def reject(self, error: InputError) -> None:
         """Raises an error found before the collection, on this and on every other rank's input dist."""
-        self._agree(0, error)
+        self._agree(error)
 
     def confirm(self) -> None:
         """Agrees with the other ranks that this rank's part of a batch is good (collective); raises if one's is not."""
-        self._agree(0, None)
+        self._agree(None)
 
     def agree_on_step(self, error: Exception | None, rates: Tensor | None) -> None:
         """Agrees with the other ranks that a step may be applied (collective).
@@ -315,31 +368,32 @@ class ShardedTPUEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 raise
             slots = self.feature_preparation.slots if prepared.by_feature else [1] * len(self.keys)
             ctx.own_stride = max((-(-bags // n) for bags, n in zip(prepared.bags, slots, strict=True)), default=0)
-            stride = self._agree(ctx.own_stride, None)
-            return super().input_dist(ctx, self._to_distribute(over_slots(prepared, slots, stride), stride))
+            stride, weighted = self._agree(None, ctx.own_stride, prepared.gains is not None)
+            self.statistics.record(prepared)
+            by_key = over_slots(prepared, slots, stride)
+            return super().input_dist(ctx, self._to_distribute(by_key, stride, weighted))
 
-    def _agree(self, stride: int, error: InputError | None) -> int:
-        """The largest batch of all ranks (collective); raises if any rank has an error."""
+    def _agree(self, error: InputError | None, stride: int = 0, weighted: bool = False) -> tuple[int, bool]:
+        """The largest batch of all ranks, and whether any has weights (collective); raises if any has an error."""
         device = self._device or torch.device("cpu")
-        state = torch.tensor([stride, error is not None], dtype=torch.int64, device=device)
+        state = torch.tensor([stride, error is not None, weighted], dtype=torch.int64, device=device)
         dist.all_reduce(state, op=dist.ReduceOp.MAX, group=self._env.process_group)
-        largest, failed = state.tolist()
+        largest, failed, any_weighted = state.tolist()
         if error is not None:
             raise error
         if failed:
             raise InputError("another rank rejected its part of the batch; its message says why")
-        return int(largest)
+        return int(largest), bool(any_weighted)
 
-    def _to_distribute(self, prepared: PreparedInput, stride: int) -> KeyedJaggedTensor:
-        """Places ids; always with weights, which ranks must agree on."""
+    def _to_distribute(self, prepared: PreparedInput, stride: int, weighted: bool) -> KeyedJaggedTensor:
+        """Places ids; with weights if any rank has them."""
         ids = self._placement.place(prepared.ids, prepared.ids_per_key())
-        return KeyedJaggedTensor(
-            self.preparation.names,
-            ids,
-            weights=torch.ones(ids.numel(), device=ids.device) if prepared.gains is None else prepared.gains,
-            lengths=prepared.lengths,
-            stride=stride,
-        )
+        if self._placement.largest_id < torch.iinfo(torch.int32).max:
+            ids = ids.int()  # half the bytes to send
+        weights = prepared.gains
+        if weighted and weights is None:
+            weights = torch.ones(ids.numel(), device=ids.device)
+        return KeyedJaggedTensor(self.preparation.names, ids, weights=weights, lengths=prepared.lengths, stride=stride)
 
     def start(self, prepared: PreparedInput) -> StartedLookup:
         """Begins the lookup of features that are prepared: agrees with the other ranks and starts the input dist."""
@@ -416,7 +470,8 @@ class TPUEmbeddingSharder(EmbeddingBagCollectionSharder):
         return ShardedTPUEmbeddingBagCollection(module, params, env, self.fused_params, device, module_fqn)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        return list(SHARDING_TYPES)
+        """What TorchRec's planner may choose; table-row-wise, which not every table can have, only by our plans."""
+        return [kind for kind in SHARDING_TYPES if kind != ShardingType.TABLE_ROW_WISE.value]
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         return [EmbeddingComputeKernel.FUSED.value]
@@ -453,8 +508,8 @@ def _cut(awaitable: LazyAwaitable[KeyedTensor], stride: int) -> LazyAwaitable[Ke
 def _write_mod_shards(
     module: ShardedTPUEmbeddingBagCollection, state: dict[str, Any], prefix: str, _metadata: dict[str, Any]
 ) -> None:
-    """Marks a state dict whose row-wise tables are ordered shard by shard (MOD has no contiguous blocks)."""
-    state[f"{prefix}mod_shards"] = torch.tensor(module._env.world_size)
+    """Marks a state dict whose tables are ordered shard by shard (MOD has no contiguous blocks): shards by table."""
+    state[f"{prefix}mod_shards"] = module._mod_shards.clone()
 
 
 def _check_mod_shards(
@@ -462,10 +517,13 @@ def _check_mod_shards(
 ) -> None:
     """Refuses rows in another order: they would land in the wrong places without a word."""
     shards = state.pop(f"{prefix}mod_shards", None)
-    if any(key.startswith(prefix) for key in state) and (shards is None or int(shards) != module._env.world_size):
-        found = "rows in another order" if shards is None else f"rows ordered for {int(shards)} ranks"
+    own = module._mod_shards
+    if any(key.startswith(prefix) for key in state) and (shards is None or shards.tolist() != own.tolist()):
+        found = (
+            "rows in another order" if shards is None else f"rows ordered for {shards.tolist()} shards of each table"
+        )
         raise RuntimeError(
-            f"state dict with {found}; these tables are MOD-sharded over {module._env.world_size} ranks. "
+            f"state dict with {found}; these tables are MOD-sharded over {own.tolist()}. "
             "Use tpuemb_torch.checkpoint or load_parameters(), which do not depend on the sharding"
         )
 
@@ -495,22 +553,48 @@ def _with_host_shards(
             f"table {table!r}: sharding type {sharding.sharding_type!r} in the plan is not supported; "
             f"use one of {', '.join(SHARDING_TYPES)}"
         )
-    if sharding.sharding_type != ShardingType.ROW_WISE.value:
+    if sharding.sharding_type not in _BY_ROWS:
         return sharding
     planned = sharding.sharding_spec.shards
-    if len(planned) != env.world_size:
-        raise ValueError(f"table {table!r}: row-wise over {len(planned)} of {env.world_size} ranks; use all of them")
+    ranks = list(range(env.world_size))
+    if sharding.sharding_type == ShardingType.TABLE_ROW_WISE.value:
+        ranks = list(sharding.ranks or [])
+        _check_node(config, ranks, env)
+    if len(planned) != len(ranks):
+        raise ValueError(
+            f"table {table!r}: {sharding.sharding_type} over {len(planned)} of {len(ranks)} ranks; use all"
+        )
     shards, offset = [], 0
-    for rank, shard in enumerate(planned):
-        rows = len(shard_rows(config.vocabulary_size, env.world_size, rank, module.config.sharding_strategy))
+    for index, shard in enumerate(planned):
+        rows = len(shard_rows(config.vocabulary_size, len(ranks), index, module.config.sharding_strategy))
         shards.append(ShardMetadata([offset, 0], [rows, config.dimension], shard.placement))
         offset += rows
     return ParameterSharding(
         sharding_type=sharding.sharding_type,
         compute_kernel=sharding.compute_kernel,
-        ranks=list(range(env.world_size)),
+        ranks=ranks,
         sharding_spec=EnumerableShardingSpec(shards),
     )
+
+
+def _check_node(table: Table, ranks: list[int], env: ShardingEnv) -> None:
+    """Refuses a table-row-wise table that TorchRec cannot put on these ranks, or would step wrongly."""
+    if env.world_size != dist.get_world_size():
+        raise ValueError(
+            f"table {table.name!r}: TorchRec's table_row_wise works over all ranks only, not in a subgroup"
+        )
+    local = get_topology_group_world_size(env.world_size)
+    planned = PlannedTable(table.name, table.vocabulary_size, table.dimension, len(slots_of(table.optimizer)))
+    problem = refusal(
+        TablePlan(planned, "table_row_wise", ranks), env.world_size, local, table.optimizer.accumulation != "disabled"
+    )
+    if problem is not None:
+        raise ValueError(f"table {table.name!r}: {problem} (LOCAL_WORLD_SIZE says how many ranks a node has)")
+
+
+def _row_shards(sharding: ParameterSharding) -> int:
+    """Into how many shards a table is cut by rows."""
+    return len(sharding.sharding_spec.shards) if sharding.sharding_type in _BY_ROWS else 1
 
 
 def _check_shards(module: TPUEmbeddingBagCollection, plan: Mapping[str, ParameterSharding]) -> None:
@@ -524,10 +608,8 @@ def _check_shards(module: TPUEmbeddingBagCollection, plan: Mapping[str, Paramete
             )
 
 
-def _torchrec_twin(
-    module: TPUEmbeddingBagCollection, plan: Mapping[str, ParameterSharding], env: ShardingEnv
-) -> EmbeddingBagCollection:
-    """What TorchRec's sharded module is built from: row-wise tables padded, and one kernel group per update rule.
+def _torchrec_twin(module: TPUEmbeddingBagCollection, plan: Mapping[str, ParameterSharding]) -> EmbeddingBagCollection:
+    """What TorchRec's sharded module is built from: tables cut by rows padded, and one kernel group per update rule.
 
     `num_embeddings` sets the block size of the row-wise input dist; `num_embeddings_post_pruning` the rows that
     are stored and that state dicts show.
@@ -543,8 +625,8 @@ def _torchrec_twin(
             # The kernels have written the initial weights.
             init_fn=_keep,
         )
-        if plan[own.name].sharding_type == ShardingType.ROW_WISE.value:
-            config.num_embeddings = padded_rows(own.num_embeddings, env.world_size)
+        if plan[own.name].sharding_type in _BY_ROWS:
+            config.num_embeddings = padded_rows(own.num_embeddings, _row_shards(plan[own.name]))
             config.num_embeddings_post_pruning = own.num_embeddings
         configs.append(config)
     twin = EmbeddingBagCollection(tables=configs, is_weighted=True, device=torch.device("meta"))

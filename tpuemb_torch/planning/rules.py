@@ -1,0 +1,114 @@
+"""What cannot be built, in words: the planner never proposes it, and every other plan is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tpuemb_torch.config import Config
+from tpuemb_torch.planning.errors import PlanError
+from tpuemb_torch.planning.plan import Plan, PlannedTable, TablePlan
+
+
+def refusal(plan: TablePlan, world_size: int, local_world_size: int, accumulates: bool = True) -> str | None:
+    """Returns why a table cannot be sharded so, and what to do; None where it can.
+
+    Args:
+        plan: the table and its ranks.
+        world_size: ranks.
+        local_world_size: ranks of each node.
+        accumulates: whether its gradients are summed over ranks before the step.
+    """
+    table, shards = plan.table, len(plan.ranks)
+    if plan.sharding == "column_wise" and table.dimension % shards:
+        return f"dimension {table.dimension} does not divide into {shards} equal columns: use row_wise or table_wise"
+    if plan.sharding == "row_wise" and list(plan.ranks) != list(range(world_size)):
+        return f"row_wise is over all {world_size} ranks in their order, not {list(plan.ranks)}"
+    if plan.sharding == "table_wise" and shards != 1:
+        return f"table_wise is on one rank, not {list(plan.ranks)}"
+    if plan.sharding == "table_row_wise":
+        first = plan.ranks[0]
+        node = list(range(first, first + local_world_size))
+        if first % local_world_size or list(plan.ranks) != node:
+            return f"table_row_wise is over the {local_world_size} ranks of one node, not {list(plan.ranks)}"
+        if not accumulates:
+            return (
+                "with gradient_accumulation_status DISABLED each rank's gradients are a step of their own, in the "
+                "order of the ranks, which TorchRec's table_row_wise does not keep: use row_wise or table_wise"
+            )
+    outside = [rank for rank in plan.ranks if not 0 <= rank < world_size]
+    if outside or len(set(plan.ranks)) != shards:
+        return f"ranks {list(plan.ranks)}: give different ones in [0, {world_size})"
+    if table.num_slots > 1 and plan.columns == 1 and 1 in _row_counts(plan):
+        return (
+            f"a rank would have one row of dimension 1, and TorchRec takes the {table.num_slots} slots there for "
+            "values of the whole table: use table_wise, or more rows"
+        )
+    return None
+
+
+def check(plan: Plan, config: Config) -> None:
+    """Checks that a plan is for a configuration and can be built.
+
+    Raises:
+        PlanError: names the first table that is missing, unknown, of another size, or cannot be sharded so.
+    """
+    planned = {table.table.name: table for table in plan.tables}
+    expected: Mapping[str, PlannedTable] = {table.name: table for table in planned_tables(config)}
+    if planned.keys() != expected.keys():
+        missing, unknown = sorted(expected.keys() - planned.keys()), sorted(planned.keys() - expected.keys())
+        raise PlanError(
+            "tables", f"the plan lacks {missing} and has {unknown} that the configuration does not: plan it anew"
+        )
+    accumulates = {table.name: table.optimizer.accumulation != "disabled" for table in config.tables}
+    for name, table in planned.items():
+        for field in ("vocabulary_size", "dimension", "num_slots"):
+            have, want = getattr(table.table, field), getattr(expected[name], field)
+            if have != want:
+                raise PlanError(
+                    f"tables.{name}", f"{field} is {have} in the plan, {want} in the configuration: plan it anew"
+                )
+        problem = refusal(table, plan.world_size, plan.local_world_size, accumulates[name])
+        if problem:
+            raise PlanError(f"table {name!r}", problem)
+
+
+def planned_tables(config: Config, pooling_factors: Mapping[str, float] | None = None) -> list[PlannedTable]:
+    """Returns what a planner knows of the tables of a configuration.
+
+    Args:
+        config: gives rows, columns, slots, and the bags of one rank's batch (the product of `input_shape`).
+        pooling_factors: mean number of ids of a bag by table; 1.0 for those left out.
+
+    Raises:
+        PlanError: for an unknown table or a factor that is not a finite number of at least 0.
+        NotImplementedError: for an optimizer without an update rule.
+    """
+    from math import isfinite, prod
+
+    from tpuemb_torch.optimizers import create_rule, slots_of  # imports torch
+
+    factors = dict(pooling_factors or {})
+    bags = dict.fromkeys((table.name for table in config.tables), 0)
+    for feature in config.features:
+        bags[feature.table.name] += prod(feature.input_shape)
+    for name, factor in factors.items():
+        if name not in bags:
+            raise PlanError("pooling_factors", f"no table {name!r}: the configuration has {', '.join(bags)}")
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not isfinite(factor) or factor < 0:
+            raise PlanError("pooling_factors", f"table {name!r}: {factor!r} is not a finite number of at least 0")
+    return [
+        PlannedTable(
+            table.name,
+            table.vocabulary_size,
+            table.dimension,
+            len(slots_of(table.optimizer)),
+            bags[table.name],
+            float(factors.get(table.name, 1.0)),
+            create_rule(table.optimizer).sweeps_all_rows,
+        )
+        for table in config.tables
+    ]
+
+
+def _row_counts(plan: TablePlan) -> set[int]:
+    return {plan.rows(0), plan.rows(len(plan.ranks) - 1)}
