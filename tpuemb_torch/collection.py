@@ -43,7 +43,9 @@ class TPUEmbeddingBagCollection(CountsInput, EmbeddingBagCollection):
         combiners: "sum", "mean" or "sqrtn" per table: a sequence in table order, or a mapping by table name (tables
             left out: "sum"); None is "sum" for all.  They are not part of the proto.
         device: where the tables live; "meta" allocates nothing, for sharding.
-        kernel: "eager"; "compiled" (update formulas through torch.compile, needs a C++ compiler); or "auto".
+        kernel: "compiled" (the step in C++ on the CPU, through Triton on a GPU; needs a C++ compiler); "eager" (op by
+            op); "auto" (compiled once there is enough work, eager where it cannot be); or "fbgemm" (FBGEMM's own update
+            on the CPU, only for tables where it computes the same).
         id_policy: what happens to ids outside the table: "error" | "drop" | "clamp".
         gradient_reduction: "sum" over ranks (as on TPU) or "mean"; means nothing before sharding.
         seed: seed of the initial weights.
@@ -171,6 +173,9 @@ class TPUEmbeddingBagCollection(CountsInput, EmbeddingBagCollection):
     def confirm(self) -> None:
         """Agrees with the other ranks that a batch is good; there are none."""
 
+    def end(self) -> None:
+        """Tells the other ranks that this one has no more batches; there are none."""
+
     def agree_on_step(self, error: Exception | None, rates: Tensor | None) -> None:
         """Raises the error found in a step's gradients or rates, if there is one."""
         if error is not None:
@@ -201,6 +206,7 @@ class TPUEmbeddingBagCollection(CountsInput, EmbeddingBagCollection):
     def reset_parameters(self) -> None:
         """Writes the initial weights and slots again (and allocates nothing)."""
         if self._device.type != "meta":
+            self.step_queue.drain()
             self.kernel.reset_parameters(self.seed)
 
     def __getstate__(self) -> dict[str, Any]:

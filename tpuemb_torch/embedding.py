@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection as AbstractCollection
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -116,7 +117,9 @@ class TPUEmbedding(CountsInput, nn.Module):
         train = self._trains()
         if train:
             self._check_trainable()
-        return self._by_name(self._look_up(self._prepare(features), train))
+        with self.rejecting():
+            batch = self._prepare(features)
+        return self._by_name(self._look_up(batch, train))
 
     def masks(self, features: object) -> dict[str, Tensor]:
         """Which samples have an id.
@@ -162,14 +165,28 @@ class TPUEmbedding(CountsInput, nn.Module):
 
     def enqueue_with_combiners(self, features: object, mode: str, combiners: Sequence[str] | None) -> None:
         """`enqueue`, with combiners per table for this batch (None: those of the module), as the ops give them."""
-        mode = resolve_mode(mode, self.config.mode)
-        if mode != "inference":
-            self._check_trainable()
-        by_table = None if combiners is None else resolve_combiners(self.config, combiners)
-        batch = self._prepare(features, by_table)
+        with self.rejecting():
+            mode = resolve_mode(mode, self.config.mode)
+            if mode != "inference":
+                self._check_trainable()
+            if combiners is not None and isinstance(features, PreparedBatch):
+                raise ValueError("a PreparedBatch has its combiners already: give none with it")
+            by_table = None if combiners is None else resolve_combiners(self.config, combiners)
+            batch = self._prepare(features, by_table)
+            self._queue.check_room()
         # A batch that one rank rejects must be in no rank's queue.
         self.collection.confirm()
         self._queue.enqueue(mode, batch)
+
+    @contextmanager
+    def rejecting(self) -> Iterator[None]:
+        """Tells the other ranks of an error inside, which wait in their part of the same call."""
+        try:
+            yield
+        except Exception as error:
+            with suppress(InputError):
+                self.collection.reject(error if isinstance(error, InputError) else InputError(str(error)))
+            raise
 
     def recv_activations(self, deduplication_data: DeduplicationData | None = None) -> list[Tensor]:
         """Activations of the next batch, in the config's order; float32, without gradient.
@@ -181,17 +198,18 @@ class TPUEmbedding(CountsInput, nn.Module):
             RuntimeError: if no batch waits.
             ValueError: for the deduplication data of another batch.
         """
-        batch = self._queue.to_receive()
-        check_deduplication_data(deduplication_data, batch, "recv")
-        train = batch.mode == "training"
-        pipelined = train and self.config.pipeline_execution_with_tensor_core
+        with self.rejecting():
+            batch = self._queue.to_receive()
+            check_deduplication_data(deduplication_data, batch, "recv")
+            train = batch.mode == "training"
+            pipelined = train and self.config.pipeline_execution_with_tensor_core
+            if pipelined and self._queue.waiting_for_gradients() > 1:
+                raise RuntimeError(
+                    "two training batches wait for their gradients: with pipeline_execution_with_tensor_core, the "
+                    "lookup of a batch follows the update of the last but one; send the gradients of the oldest first"
+                )
         if not pipelined:
             self.collection.step_queue.drain()
-        elif self._queue.waiting_for_gradients() > 1:
-            raise RuntimeError(
-                "two training batches wait for their gradients: with pipeline_execution_with_tensor_core, the lookup "
-                "of a batch follows the update of the last but one; send the gradients of the oldest first"
-            )
         activations = self._look_up(batch.prepared, train)
         self._queue.mark_received(batch, activations)
         # When pipelined, the update of the batch before follows this lookup.
@@ -244,12 +262,14 @@ class TPUEmbedding(CountsInput, nn.Module):
             error = problem
         self.collection.agree_on_step(error, rates)
         assert rates is not None
-        self._queue.done(batch)
         if batch.mode == "backward_pass_only":
             self.collection.step_queue.drain()
-            self.collection.step_queue.apply(SentStep(self._look_up(batch.prepared, train=True), checked, rates))
+            step = SentStep(self._look_up(batch.prepared, train=True), checked, rates)
+            self._queue.done(batch)
+            self.collection.step_queue.apply(step)
             return
         step = SentStep(batch.activations, checked, rates)
+        self._queue.done(batch)
         if self.config.pipeline_execution_with_tensor_core and not self._queue.waiting_for_gradients():
             # The next batch has not been looked up: its lookup comes first.
             self.collection.step_queue.hold(step)
@@ -333,15 +353,11 @@ class TPUEmbedding(CountsInput, nn.Module):
         return self.training and torch.is_grad_enabled() and self.config.mode != "inference"
 
     def _prepare(self, features: object, combiners: Mapping[str, str] | None = None) -> PreparedBatch:
-        """Features (or a batch that is prepared already) as a prepared batch; raises on all ranks alike."""
-        try:
-            if not isinstance(features, PreparedBatch):
-                return self.preparation(features, combiners=combiners)
-            self.preparation.check_origin(features)
-            return features
-        except InputError as error:
-            self.collection.reject(error)
-            raise
+        """Features (or a batch that is prepared already) as a prepared batch."""
+        if not isinstance(features, PreparedBatch):
+            return self.preparation(features, combiners=combiners)
+        self.preparation.check_origin(features)
+        return features
 
     def _start(self, batch: PreparedBatch) -> Any:
         """Begins a lookup: in a sharded layer, its ids are on their way to the ranks that hold the rows."""
@@ -349,7 +365,8 @@ class TPUEmbedding(CountsInput, nn.Module):
 
     def _finish(self, batch: PreparedBatch, started: Any, train: bool) -> list[Tensor]:
         """Activations of a lookup that was begun, in the config's order."""
-        with torch.set_grad_enabled(train):
+        # Gradients may be sent for activations that were received in inference mode.
+        with torch.inference_mode(False), torch.set_grad_enabled(train):
             found = dict(zip(self.preparation.order, self.collection.finish(started), strict=True))
             return [
                 found[index].reshape(*shape, feature.table.dimension)

@@ -48,9 +48,9 @@ class StepQueue:
             torch.autograd.backward(step.activations, gradients)
 
     def hold(self, step: SentStep) -> None:
-        """Keeps a step until `release`."""
+        """Keeps a step until `release`, with a copy of its gradients: the caller may use their memory again."""
         self.release()
-        self._held = step
+        self._held = SentStep(step.activations, [gradient.clone() for gradient in step.gradients], step.rates)
 
     def drain(self) -> None:
         """Applies all steps, before someone else reads or writes the tables."""

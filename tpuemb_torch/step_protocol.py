@@ -63,12 +63,15 @@ class BatchQueue:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def enqueue(self, mode: str, prepared: PreparedBatch) -> None:
+    def check_room(self) -> None:
+        """Raises RuntimeError if too many batches wait."""
         if len(self._batches) >= QUEUE_LIMIT:
             raise RuntimeError(
                 f"{QUEUE_LIMIT} batches are waiting for recv or send: receive their activations "
                 "and send the gradients of training batches before enqueueing more"
             )
+
+    def enqueue(self, mode: str, prepared: PreparedBatch) -> None:
         self._batches.append(Batch(next(_numbers), mode, prepared))
 
     def to_receive(self) -> Batch:
@@ -122,7 +125,7 @@ def check_gradients(
     checked = []
     for gradient, name, shape in zip(gradients, names, shapes, strict=True):
         if gradient is None:
-            checked.append(torch.zeros(shape))
+            checked.append(torch.zeros(shape, dtype=torch.float32))
             continue
         if isinstance(gradient, np.ndarray):
             gradient = torch.from_numpy(gradient)
@@ -132,6 +135,10 @@ def check_gradients(
             raise ValueError(f"gradient of {name!r} has shape {list(gradient.shape)}, its activation {list(shape)}")
         if gradient.dtype != torch.float32:
             raise TypeError(f"gradient of {name!r} must be float32, got {gradient.dtype}")
+        if gradient.layout is not torch.strided or gradient.is_meta:
+            raise TypeError(
+                f"gradient of {name!r} must be a dense tensor, got layout {gradient.layout} on {gradient.device}"
+            )
         checked.append(gradient.detach())
     return checked
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tpuemb_torch.embedding import TPUEmbedding
 from tpuemb_torch.preprocessing import InputError, PreparedBatch, Ragged, Sparse
 from tpuemb_torch.sent_steps import SentStep
+from tpuemb_torch.sharding.torchrec_plugin import BatchesEndedError
 from tpuemb_torch.supplied import SuppliedActivations
 
 Getter: TypeAlias = str | Callable[[Any], Any]
@@ -58,7 +59,7 @@ class TrainPipeline:
         self._layers = _layers(model, features)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tpuemb-prepare")
         self._ahead: _Step | None = None
-        self._exhausted = False
+        self._closed = False
 
     def progress(self, iterator: Iterator[Any]) -> Any:
         """Trains on the next batch (collective in a job of several ranks).
@@ -71,17 +72,20 @@ class TrainPipeline:
 
         Raises:
             StopIteration: when all batches are done.
-            InputError: for a malformed batch, here or on another rank; it changes nothing.
+            InputError: for a malformed batch, here or on another rank, or if another rank has fewer batches; it
+                changes nothing.
+            RuntimeError: after `close`.
         """
-        step, self._ahead = self._ahead, None
-        if step is None:
-            step = self._read(iterator)
-        if step is None:
-            self._exhausted = False
-            raise StopIteration
+        if self._closed:
+            raise RuntimeError("this TrainPipeline was closed: make another")
+        step, self._ahead = self._ahead or self._read(iterator), None
         self._start(step)
+        if isinstance(step.error, BatchesEndedError):
+            self._ahead = _Step(None, [], begun=True, end=True)
         if step.error is not None:
             raise step.error
+        if step.end:
+            raise StopIteration
         training = self._model.training and torch.is_grad_enabled()
         if not training:
             for layer, _ in self._layers:
@@ -97,29 +101,30 @@ class TrainPipeline:
 
     def close(self) -> None:
         """Ends the thread and forgets the batch that was read ahead."""
-        self._ahead = None
+        self._ahead, self._closed = None, True
         self._thread.shutdown(cancel_futures=True)
 
     # The stages of a batch, in their order.
 
-    def _read(self, iterator: Iterator[Any]) -> _Step | None:
+    def _read(self, iterator: Iterator[Any]) -> _Step:
         """Takes a batch from the iterator and begins to prepare it."""
-        if self._exhausted:
-            return None
         try:
             batch = _to_device(next(iterator), self._device)
         except StopIteration:
-            self._exhausted = True
-            return None
+            return _Step(None, [], end=True)
         except Exception as error:  # told when its turn comes: the batch before it must not be lost
             return _Step(None, [], error=error)
         return _Step(batch, [self._thread.submit(_prepare, layer, get, batch) for layer, get in self._layers])
 
-    def _start(self, step: _Step | None) -> None:
+    def _start(self, step: _Step) -> None:
         """Begins the lookups of a batch: the input dist of sharded layers.  A malformed batch keeps its error."""
-        if step is None or step.begun:
+        if step.begun:
             return
         step.begun = True
+        if step.end:
+            for layer, _ in self._layers:
+                layer.collection.end()
+            return
         for index, (layer, _) in enumerate(self._layers):
             if step.error is None:
                 try:
@@ -145,12 +150,13 @@ class TrainPipeline:
             if ahead and not layer.config.pipeline_execution_with_tensor_core:
                 continue
             generation = layer.collection.step_queue.generation
+            train = training and layer._trains()
             if index in step.activations:
-                if generation == step.generations[index]:
+                if (generation, train) == (step.generations[index], step.trains[index]):
                     continue
                 with layer.statistics.paused():  # counted when it was begun first
                     step.started[index] = layer._start(step.batches[index])
-            train = training and layer.config.mode != "inference"
+            step.trains[index] = train
             step.activations[index] = layer._finish(step.batches[index], step.started[index], train)
             step.generations[index] = generation
 
@@ -158,7 +164,9 @@ class TrainPipeline:
         """Runs the model on activations that its embedding layers find ready."""
         for index, (layer, _) in enumerate(self._layers):
             step.leaves.append([a.detach().requires_grad_(a.requires_grad) for a in step.activations[index]])
-            layer._supplied = SuppliedActivations(step.features[index], layer._by_name(step.leaves[index]))
+            # Copies, so that the model may change its activations in place as it may those of the layer alone.
+            given = [leaf.clone() for leaf in step.leaves[index]]
+            layer._supplied = SuppliedActivations(step.features[index], layer._by_name(given))
         try:
             result = self._model(step.batch)
             for layer, _ in self._layers:
@@ -179,20 +187,26 @@ class TrainPipeline:
         except Exception as problem:
             error = problem
         # Ranks whose model failed still take part: the others are here.
-        self._start(self._ahead)
-        rates: list[Tensor] = []
+        ahead = self._ahead
+        assert ahead is not None
+        self._start(ahead)
+        rates: dict[int, Tensor] = {}
         if error is None:
             try:
                 torch.sum(losses).backward()
-                rates = [layer.collection.steps().rates for layer, _ in self._layers]
+                rates = {
+                    index: layer.collection.steps().rates
+                    for index, (layer, _) in enumerate(self._layers)
+                    if step.trains[index]
+                }
             except Exception as problem:
                 error = problem
         for index, (layer, _) in enumerate(self._layers):
-            layer.collection.agree_on_step(error, rates[index] if rates else None)
-        if self._ahead is not None and self._ahead.error is None:
-            self._finish(self._ahead, training=True, ahead=True)
+            layer.collection.agree_on_step(error, rates.get(index))
+        if ahead.error is None and not ahead.end:
+            self._finish(ahead, training=True, ahead=True)
         for index, (layer, _) in enumerate(self._layers):
-            if layer.config.mode != "inference":
+            if step.trains[index]:
                 leaves = step.leaves[index]
                 gradients = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
                 layer.collection.step_queue.apply(SentStep(step.activations[index], gradients, rates[index]))
@@ -208,12 +222,16 @@ class _Step:
     batch: Any
     prepared: list[Future[tuple[Any, PreparedBatch]]]
     begun: bool = False
+    #: Instead of a batch: the end of the iterator.
+    end: bool = False
     features: list[Any] = field(default_factory=list)
     batches: list[PreparedBatch] = field(default_factory=list)
     started: list[Any] = field(default_factory=list)
     #: Of the layers' step queues when they looked the batch up.
     generations: dict[int, int] = field(default_factory=dict)
     activations: dict[int, list[Tensor]] = field(default_factory=dict)
+    #: Whether the lookup was for training: not in a layer that is in eval mode, or has an INFERENCE config.
+    trains: dict[int, bool] = field(default_factory=dict)
     leaves: list[list[Tensor]] = field(default_factory=list)
     error: Exception | None = None
 

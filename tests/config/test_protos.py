@@ -14,9 +14,21 @@ from google.protobuf.descriptor import FieldDescriptor
 from tests.config import examples
 from tpuemb_torch.config import load_config
 from tpuemb_torch.config.wire import is_repeated
-from tpuemb_torch.protos import hlo_pb2, optimization_parameters_pb2, tpu_embedding_configuration_pb2, xla_data_pb2
+from tpuemb_torch.protos import (
+    hlo_pb2,
+    optimization_parameters_pb2,
+    tensorflow_checkpoint_pb2,
+    tpu_embedding_configuration_pb2,
+    xla_data_pb2,
+)
 
-MODULES = (xla_data_pb2, hlo_pb2, optimization_parameters_pb2, tpu_embedding_configuration_pb2)
+MODULES = (
+    xla_data_pb2,
+    hlo_pb2,
+    optimization_parameters_pb2,
+    tpu_embedding_configuration_pb2,
+    tensorflow_checkpoint_pb2,
+)
 FOLDER = Path(hlo_pb2.__file__).parent
 TYPE_NAMES = {
     number: name.removeprefix("TYPE_").lower()

@@ -12,6 +12,7 @@ import torch.distributed as dist
 import tpuemb_torch as tpuemb
 from tests.distributed.cases import COMBINERS, concatenate, config_text, make_batch
 from tests.ranks import run_ranks
+from tpuemb_torch import ops
 from tpuemb_torch.kernels import TableBatchedEmbedding
 
 PIPELINED = "pipeline_execution_with_tensor_core: true"
@@ -177,4 +178,83 @@ def test_an_error_on_one_rank_is_a_step_that_was_not_on_all(pipelined: bool) -> 
         model = Model(layer(False))
         run(model, iter([whole(step, world) for step in (0, 2, 4, 5)]))
         for a, b in zip(results[0][2], numbers(model.embedding), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def uneven(rank: int, world: int, pipelined: bool) -> Any:
+    """Rank 0 has two batches fewer."""
+    model = Model(layer(pipelined, "row_wise"))
+    data = iter([batch(step, rank, world) for step in range(3 if rank == 0 else 5)])
+    pipeline = tpuemb.TrainPipeline(model, None)
+    ends = []
+    for _ in range(5):
+        try:
+            pipeline.progress(data)
+            ends.append("")
+        except StopIteration:
+            ends.append("stop")
+            break
+        except tpuemb.InputError as error:
+            ends.append(str(error))
+    return ends, numbers(model.embedding)
+
+
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_ranks_with_different_numbers_of_batches_train_on_those_that_all_have(pipelined: bool) -> None:
+    results = run_ranks(2, uneven, pipelined)
+    assert results[0][0] == ["", "", "", "stop"]
+    assert results[1][0] == [
+        "",
+        "",
+        "",
+        "another rank has no more batches: give all ranks the same number of batches",
+        "stop",
+    ]
+    model = Model(layer(pipelined))
+    run(model, iter([whole(step, 2) for step in range(3)]))
+    for _, found in results:
+        for a, b in zip(found, numbers(model.embedding), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def wrong_calls(rank: int, world: int) -> Any:
+    """Rank 0 makes one wrong call after the other; both go on afterwards."""
+    emb = ops.use(layer(True, "row_wise"))
+    wrong = rank == 0
+    messages = []
+
+    def attempt(call: Any) -> None:
+        try:
+            call()
+            messages.append("")
+        except (ValueError, TypeError, RuntimeError) as error:
+            messages.append(str(error))
+
+    ids = [torch.arange(12), torch.arange(30) % 7, torch.zeros(6).long()]
+    good = make_batch(3, rank)
+    attempt(lambda: ops.enqueue_tpu_embedding_integer_batch([ids[0][: 11 if wrong else 12], *ids[1:]]))
+    attempt(lambda: emb.enqueue(good, "Train" if wrong else "train"))
+    attempt(lambda: emb.enqueue({**good, "viewer": torch.eye(3).long().to_sparse_csr()} if wrong else good))
+    emb.enqueue(make_batch(3, rank + 10))
+    data = emb.recv_deduplication_data()
+    other = tpuemb.DeduplicationData(data.batch + 1, (), ())
+    attempt(lambda: emb.recv_activations(other if wrong else data))
+    received = emb.recv_activations(data)
+    attempt(lambda: emb.send_gradients([r.to_sparse() if wrong else r for r in received], RATES))
+    emb.send_gradients(received, RATES)
+    assert emb.discard_batches() == 0
+    return messages, numbers(emb)
+
+
+def test_a_wrong_call_on_one_rank_raises_on_all_and_is_as_if_it_had_not_been() -> None:
+    results = run_ranks(2, wrong_calls)
+    expected = ("11 ids for the table's 12", "mode 'Train'", "layout", "deduplication data of batch", "dense tensor")
+    for message, part in zip(results[0][0], expected, strict=True):
+        assert part in message
+    assert all("another rank" in message for message in results[1][0])
+    emb = layer(True)
+    emb.enqueue(concatenate([make_batch(3, 10), make_batch(3, 11)]))
+    emb.send_gradients(emb.recv_activations(), RATES)
+    for _, found in results:
+        for a, b in zip(found, numbers(emb), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -41,7 +41,7 @@ MALFORMED: dict[str, tuple[str, Any, str]] = {
     "indices and ids differ": ("bag", tpuemb.Sparse(t([0, 0]), t(1, 2)), "1 rows of indices for 2 ids"),
     "too many columns": ("bag", tpuemb.Sparse(t([0, 0, 0]), t(1)), "indices must have 1 columns.*or 2.*got 3"),
     "indices of rank 1": ("bag", tpuemb.Sparse(t(0, 1), t(1, 2)), "indices must have rank 2"),
-    "two ids at a place": ("seq", tpuemb.Sparse(t([0, 1], [0, 1]), t(1, 2)), r"two ids at \[0, 1\]"),
+    "two ids at a place": ("seq", tpuemb.Sparse(t([0, 1], [0, 1]), t(1, 2)), r"a second id at \[0, 1\]"),
     "weights of a sequence": ("seq", tpuemb.Sparse(t([0, 1]), t(1), t(1.0)), "weights are not used"),
     "negative step": ("seq", tpuemb.Sparse(t([0, -1]), t(1)), r"indices\[0\]\[1\] is -1"),
     "fewer weights": ("bag", tpuemb.Ragged(t(0, 1, 2, 3, 3), t(1, 2, 3), t(1.0, 2.0)), "2 weights for 3 ids"),
@@ -93,7 +93,10 @@ def test_malformed_input(embedding: tpuemb.TPUEmbedding, what: str) -> None:
             KeyedJaggedTensor(["bag", "bag", "seq"], t(1, 2, 3), lengths=t(1, 1, 1)),
             r"features \['bag'\] occur twice",
         ),
-        (KeyedJaggedTensor(["bag", "seq"], t(1, 2, 3), lengths=t(1, 1)), "lengths sum to 2, but it has 3 values"),
+        (
+            KeyedJaggedTensor(["bag", "seq"], t(1, 2, 3), lengths=t(1, 1)),
+            "lengths sum to 2, but it has values of shape",
+        ),
     ],
 )
 def test_malformed_collection_of_features(embedding: tpuemb.TPUEmbedding, features: Any, message: str) -> None:
@@ -195,3 +198,117 @@ def test_id_policies(policy: str) -> None:
         assert out == pytest.approx([(1 + 3 * 4) / 4, 0, 0, 4.5])
     else:
         assert out == pytest.approx([(1 + 2 * 9 + 3 * 4) / 6, 0, 0, 4.5])
+
+
+def one_feature(shape: tuple[int, ...], combiner: str = "sum") -> tpuemb.TPUEmbedding:
+    """Row i holds the number i."""
+    text = """mode: INFERENCE num_hosts: 1 num_tensor_cores: 1
+    table_descriptor { name: "t" vocabulary_size: 20 dimension: 1 optimization_parameters {
+        learning_rate { constant: 1 } stochastic_gradient_descent {} } }
+    feature_descriptor { name: "f" table_id: 0 """
+    emb = tpuemb.TPUEmbedding(text + " ".join(f"input_shape: {size}" for size in shape) + " }", [combiner])
+    emb.load_parameters({"t": {"parameters": torch.arange(20.0)[:, None]}})
+    return emb
+
+
+def test_a_nested_tensor_with_holes_skips_them() -> None:
+    value = torch.nested.nested_tensor_from_jagged(
+        torch.arange(10), offsets=torch.tensor([0, 3, 5, 8, 10]), lengths=torch.tensor([2, 1, 3, 0])
+    )
+    assert one_feature((4,))([value])["f"].flatten().tolist() == [1, 3, 18, 0]
+
+
+def test_an_empty_keyed_jagged_tensor_of_a_sequence() -> None:
+    kjt = KeyedJaggedTensor(["f"], torch.zeros(0).long(), lengths=torch.zeros(0).long())
+    assert one_feature((4, 3))(kjt)["f"].shape == (0, 3, 1)
+
+
+def test_an_empty_list_or_array_of_ids() -> None:
+    for value in ([], np.zeros(0)):
+        assert one_feature((4,))([value])["f"].shape == (0, 1)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 2)])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lengths": torch.tensor([1, -1, 2, 0])}, "feature 'f': KeyedJaggedTensor length 1 is -1"),
+        ({"offsets": torch.arange(5) + 1}, r"offsets\[0\] is 1"),
+        ({"lengths": torch.ones(4).long(), "weights": torch.ones(4, 1)}, r"weights of shape \[4, 1\]"),
+        ({"lengths": torch.tensor([1, 1, 1, 2])}, "sum to 5"),
+        ({"stride_per_key_per_rank": [[2]], "lengths": torch.tensor([2, 2])}, "batch size per key"),
+    ],
+)
+def test_malformed_keyed_jagged_tensors(shape: tuple[int, ...], arguments: dict[str, Any], message: str) -> None:
+    values = torch.arange(2) if "length 1" in message else torch.arange(4)
+    with pytest.raises(tpuemb.InputError, match=message):
+        one_feature(shape)(KeyedJaggedTensor(["f"], values, **arguments))
+
+
+@pytest.mark.parametrize("size", [-4, "4", 4.0, True])
+def test_batch_sizes_that_are_none(size: Any) -> None:
+    for value in (
+        tpuemb.Ragged(torch.arange(5), torch.arange(4), batch_size=size),
+        tpuemb.Sparse(torch.zeros(0, 2).long(), torch.zeros(0).long(), batch_size=size),
+    ):
+        with pytest.raises(tpuemb.InputError, match="feature 'f': batch_size is"):
+            one_feature((4,))([value])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.eye(4).long().to_sparse_csr(),
+        torch.nested.nested_tensor([torch.arange(2), torch.arange(3)]),
+        torch.zeros(4, dtype=torch.int64, device="meta"),
+    ],
+)
+def test_tensors_of_other_layouts(value: torch.Tensor) -> None:
+    with pytest.raises(tpuemb.InputError, match="feature 'f'"):
+        one_feature((4,))([value])
+
+
+def test_a_gain_beyond_float32() -> None:
+    value = tpuemb.Ragged(torch.tensor([0, 1, 4]), torch.arange(4), torch.tensor([1.0, 1e30, -1e30, 1e-10]))
+    with pytest.raises(tpuemb.InputError, match="feature 'f': the gain of id number 1 is beyond float32"):
+        one_feature((2,), "mean")([value])
+    assert one_feature((2,))([value])["f"].isfinite().all()
+
+
+def test_unsorted_sequences() -> None:
+    value = tpuemb.Sparse(torch.tensor([[0, 2], [2, 5], [1, 0]]), torch.arange(3))
+    with pytest.raises(tpuemb.InputError, match=r"indices\[2\] is \[1, 0\] after \[2, 5\]: order ids by sample"):
+        one_feature((3, 4))([value])
+    steps_in_any_order = tpuemb.Sparse(torch.tensor([[0, 2], [0, 0], [1, 9], [2, 1]]), torch.arange(4) + 5)
+    out = one_feature((3, 4))([steps_in_any_order])["f"].squeeze(-1)
+    assert out.tolist() == [[6, 0, 5, 0], [0, 0, 0, 0], [0, 8, 0, 0]]
+    repeated = tpuemb.Sparse(torch.tensor([[0, 9], [1, 2], [1, 2]]), torch.arange(3))
+    with pytest.raises(tpuemb.InputError, match=r"indices\[2\]: a second id at \[1, 2\]"):
+        one_feature((3, 4))([repeated])
+
+
+def table_layout(text: str = "num_features: 2") -> tpuemb.TPUEmbedding:
+    emb = tpuemb.TPUEmbedding(
+        """mode: INFERENCE num_hosts: 1 num_tensor_cores: 1 batch_size_per_tensor_core: 4
+        table_descriptor { name: "t" vocabulary_size: 20 dimension: 1 %s optimization_parameters {
+            learning_rate { constant: 1 } stochastic_gradient_descent {} } }
+        table_descriptor { name: "u" vocabulary_size: 20 dimension: 1 num_features: 1 optimization_parameters {
+            learning_rate { constant: 1 } stochastic_gradient_descent {} } }""".replace("%s", text)
+    )
+    emb.load_parameters({name: {"parameters": torch.arange(20.0)[:, None]} for name in "tu"})
+    return emb
+
+
+def test_one_array_per_feature_slot() -> None:
+    for make in (torch.tensor, np.array):
+        out = table_layout()([[make([0, 1, 2, 3]), make([4, 5, 6, 7])], torch.arange(4)])["t"]
+        assert out.flatten().tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    with pytest.raises(tpuemb.InputError, match="'t': nested lists may be bags or one input per feature slot"):
+        table_layout()([[[0, 1, 2, 3], [4, 5, 6, 7]], torch.arange(4)])
+
+
+def test_output_rows_that_are_no_batch() -> None:
+    with pytest.raises(tpuemb.InputError, match="'t': 7 output rows, which num_features 2 does not divide"):
+        table_layout()([torch.arange(7), torch.arange(4)])
+    with pytest.raises(tpuemb.InputError, match="'u': 3 output rows with num_features 1 are 3 samples, but table 't'"):
+        table_layout()([torch.arange(8), torch.arange(3)])

@@ -24,9 +24,11 @@ def enqueue_tpu_embedding_integer_batch(
         mode_override: "unspecified" | "train" | "training" | "inference" | "backward_pass_only".
         device_ordinal: -1, or this process's local rank.
     """
-    config = _config(device_ordinal)
-    check_counts(len(config.tables), "tables", batch=batch)
-    current().enqueue(per_table(config, batch), mode_override)
+    with current().rejecting():
+        config = _config(device_ordinal)
+        check_counts(len(config.tables), "tables", batch=batch)
+        features = per_table(config, batch)
+    _enqueue(features, mode_override, ())
 
 
 def enqueue_tpu_embedding_sparse_batch(
@@ -47,19 +49,21 @@ def enqueue_tpu_embedding_sparse_batch(
         device_ordinal: as for the integer batch.
         combiners: one per table; empty: those the layer was built with ("sum" by default).
     """
-    config = _config(device_ordinal)
-    check_counts(
-        len(config.tables),
-        "tables",
-        sample_indices=sample_indices,
-        embedding_indices=embedding_indices,
-        aggregation_weights=aggregation_weights,
-    )
-    rows = [
-        Sparse(place, ids, weights_or_none(weight))
-        for place, ids, weight in zip(sample_indices, embedding_indices, aggregation_weights, strict=True)
-    ]
-    _enqueue(per_table(config, rows), mode_override, combiners)
+    with current().rejecting():
+        config = _config(device_ordinal)
+        check_counts(
+            len(config.tables),
+            "tables",
+            sample_indices=sample_indices,
+            embedding_indices=embedding_indices,
+            aggregation_weights=aggregation_weights,
+        )
+        rows = [
+            Sparse(place, ids, weights_or_none(weight))
+            for place, ids, weight in zip(sample_indices, embedding_indices, aggregation_weights, strict=True)
+        ]
+        features = per_table(config, rows)
+    _enqueue(features, mode_override, combiners)
 
 
 def enqueue_tpu_embedding_sparse_tensor_batch(
@@ -86,15 +90,16 @@ def enqueue_tpu_embedding_sparse_tensor_batch(
         max_sequence_lengths: per feature, 0 for bags; empty is all 0.
         num_features: per feature, how many feature slots of the table it fills; empty is 1 each.
     """
-    config = _config(device_ordinal)
-    count = len(table_ids)
-    check_counts(count, "table_ids", sample_indices=sample_indices, embedding_indices=embedding_indices)
-    check_counts(count, "table_ids", aggregation_weights=aggregation_weights)
-    entries = [
-        _sparse_entry(place, ids, weight)
-        for place, ids, weight in zip(sample_indices, embedding_indices, aggregation_weights, strict=True)
-    ]
-    features = per_feature(config, entries, table_ids, max_sequence_lengths, num_features)
+    with current().rejecting():
+        config = _config(device_ordinal)
+        count = len(table_ids)
+        check_counts(count, "table_ids", sample_indices=sample_indices, embedding_indices=embedding_indices)
+        check_counts(count, "table_ids", aggregation_weights=aggregation_weights)
+        entries = [
+            _sparse_entry(place, ids, weight)
+            for place, ids, weight in zip(sample_indices, embedding_indices, aggregation_weights, strict=True)
+        ]
+        features = per_feature(config, entries, table_ids, max_sequence_lengths, num_features)
     _enqueue(features, mode_override, combiners)
 
 
@@ -110,15 +115,16 @@ def enqueue_tpu_embedding_ragged_tensor_batch(
     num_features: Sequence[int] = (),
 ) -> None:
     """Enqueues ragged features; as the sparse tensor batch, with row splits (from 0 to the number of ids)."""
-    config = _config(device_ordinal)
-    count = len(table_ids)
-    check_counts(count, "table_ids", sample_splits=sample_splits, embedding_indices=embedding_indices)
-    check_counts(count, "table_ids", aggregation_weights=aggregation_weights)
-    entries = [
-        Ragged(splits, ids, weights_or_none(weight))
-        for splits, ids, weight in zip(sample_splits, embedding_indices, aggregation_weights, strict=True)
-    ]
-    features = per_feature(config, entries, table_ids, max_sequence_lengths, num_features)
+    with current().rejecting():
+        config = _config(device_ordinal)
+        count = len(table_ids)
+        check_counts(count, "table_ids", sample_splits=sample_splits, embedding_indices=embedding_indices)
+        check_counts(count, "table_ids", aggregation_weights=aggregation_weights)
+        entries = [
+            Ragged(splits, ids, weights_or_none(weight))
+            for splits, ids, weight in zip(sample_splits, embedding_indices, aggregation_weights, strict=True)
+        ]
+        features = per_feature(config, entries, table_ids, max_sequence_lengths, num_features)
     _enqueue(features, mode_override, combiners)
 
 
@@ -141,15 +147,16 @@ def enqueue_tpu_embedding_arbitrary_tensor_batch(
         device_ordinal: as for the integer batch.
         combiners: one per table, or empty.
     """
-    config = _config(device_ordinal)
-    check_counts(
-        len(config.features),
-        "features",
-        sample_indices_or_row_splits=sample_indices_or_row_splits,
-        embedding_indices=embedding_indices,
-        aggregation_weights=aggregation_weights,
-    )
-    features = arbitrary(config, sample_indices_or_row_splits, embedding_indices, aggregation_weights)
+    with current().rejecting():
+        config = _config(device_ordinal)
+        check_counts(
+            len(config.features),
+            "features",
+            sample_indices_or_row_splits=sample_indices_or_row_splits,
+            embedding_indices=embedding_indices,
+            aggregation_weights=aggregation_weights,
+        )
+        features = arbitrary(config, sample_indices_or_row_splits, embedding_indices, aggregation_weights)
     _enqueue(features, mode_override, combiners)
 
 

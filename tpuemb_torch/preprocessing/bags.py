@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 
 from tpuemb_torch.config import Feature
-from tpuemb_torch.preprocessing.inputs import Ragged, Sparse, check_row_splits, fail, integers, tensor, weights
+from tpuemb_torch.preprocessing.inputs import (
+    Ragged,
+    Sparse,
+    check_batch_size,
+    check_row_splits,
+    fail,
+    integers,
+    tensor,
+    weights,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,15 +44,20 @@ class FeatureBags:
 
     def full_weights(self) -> Tensor:
         """The weights, written out where they are 1.0 each."""
-        return torch.ones(self.ids.numel(), device=self.ids.device) if self.weights is None else self.weights
+        return (
+            torch.ones(self.ids.numel(), dtype=torch.float32, device=self.ids.device)
+            if self.weights is None
+            else self.weights
+        )
 
 
 def leading_size(feature: Feature, value: object) -> int | None:
     """The size of the leading axis where the input states it, else None (sparse and most ragged inputs)."""
     if isinstance(value, Sparse | Ragged):
+        check_batch_size(feature.name, value.batch_size)
         return value.batch_size
     array = value if isinstance(value, Tensor) else tensor(feature.name, "the input", value)
-    if is_jagged(array):
+    if array.is_nested:
         return None
     return int(array.shape[0]) if array.dim() else None
 
@@ -69,6 +83,12 @@ def to_bags(feature: Feature, value: object, leading: int | None) -> FeatureBags
     if isinstance(value, Ragged):
         return _from_ragged(feature, value, leading)
     array = tensor(feature.name, "the input", value)
+    if array.is_nested and not is_jagged(array):
+        fail(feature.name, "a nested tensor must have the layout torch.jagged")
+    if not isinstance(value, Tensor) and array.numel() == 0:
+        array = array.long()  # an empty list or array has no dtype that was chosen
+    if array.layout not in (torch.strided, torch.sparse_coo, torch.jagged) or array.is_meta:
+        fail(feature.name, f"a tensor of layout {array.layout} on {array.device} is none of the inputs that there are")
     if is_jagged(array):
         return _from_ragged(feature, _ragged_of_nested(feature, array), leading)
     if array.layout is torch.sparse_coo:
@@ -81,6 +101,11 @@ def _ragged_of_nested(feature: Feature, array: Tensor) -> Ragged:
     values, offsets = array.values(), array.offsets()  # type: ignore[attr-defined]
     if values.dim() != 1:
         fail(feature.name, f"a nested tensor must be one row of ids a sample, got values of shape {list(values.shape)}")
+    lengths = array.lengths()  # type: ignore[attr-defined]
+    if lengths is not None:  # rows with holes between them
+        splits = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).long()
+        place = torch.repeat_interleave(offsets[:-1] - splits[:-1], lengths)
+        return Ragged(splits, values[place + torch.arange(place.numel(), device=place.device)])
     return Ragged(offsets, values)
 
 
@@ -135,20 +160,28 @@ def _from_sparse(feature: Feature, value: Sparse, leading: int | None) -> Featur
 
 def _places(name: str, indices: Tensor, ids: Tensor, shape: tuple[int, ...]) -> FeatureBags:
     """Ids looked up one by one; those beyond the last axis (a sequence's length) are dropped first."""
+    unsorted = indices[1:, 0] < indices[:-1, 0]
+    if bool(unsorted.any()):
+        row = int(unsorted.nonzero()[0]) + 1
+        fail(name, f"indices[{row}] is {indices[row].tolist()} after {indices[row - 1].tolist()}: order ids by sample")
+    rows = torch.arange(ids.numel(), device=ids.device)
     if len(shape) > 1:
-        keep = indices[:, -1] < shape[-1]
-        indices, ids = indices[keep], ids[keep]
-    samples = _sample_numbers(name, indices, shape)
+        rows = rows[indices[:, -1] < shape[-1]]
+        ids = ids[rows]
+    samples = _sample_numbers(name, indices[rows], shape, rows)
     samples, order = torch.sort(samples, stable=True)
     repeated = samples[1:] == samples[:-1]
     if bool(repeated.any()):
-        row = int(order[int(repeated.nonzero()[0]) + 1])
-        fail(name, f"two ids at {indices[row].tolist()}: a place of a sequence holds one id")
+        row = int(rows[order[int(repeated.nonzero()[0]) + 1]])
+        fail(name, f"indices[{row}]: a second id at {indices[row].tolist()}: a place of a sequence holds one id")
     return FeatureBags(ids[order], torch.bincount(samples, minlength=prod(shape)), None, shape)
 
 
-def _sample_numbers(name: str, coordinates: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Row-major sample numbers of `[n, len(shape)]` coordinates, each checked against its axis."""
+def _sample_numbers(name: str, coordinates: Tensor, shape: tuple[int, ...], rows: Tensor | None = None) -> Tensor:
+    """Row-major sample numbers of `[n, len(shape)]` coordinates, each checked against its axis.
+
+    `rows` are their numbers in the input, where some were left out.
+    """
     number = torch.zeros(coordinates.shape[0], dtype=torch.int64, device=coordinates.device)
     if coordinates.shape[0] == 0:
         return number
@@ -156,8 +189,9 @@ def _sample_numbers(name: str, coordinates: Tensor, shape: tuple[int, ...]) -> T
         column = coordinates[:, axis]
         bad = (column < 0) | (column >= size)
         if bool(bad.any()):
-            row = int(bad.nonzero()[0])
-            fail(name, f"indices[{row}][{axis}] is {int(column[row])}: that axis has size {size}")
+            place = int(bad.nonzero()[0])
+            row = place if rows is None else int(rows[place])
+            fail(name, f"indices[{row}][{axis}] is {int(column[place])}: that axis has size {size}")
         number = number * size + column
     return number
 
@@ -172,7 +206,27 @@ def _from_ragged(feature: Feature, value: Ragged, leading: int | None) -> Featur
     lengths = row_splits.diff()
     if steps is None:
         return FeatureBags(ids, lengths, weight, shape)
-    # A sequence: id p of a row is at step p; what lies beyond the last step is dropped before the lookup.
+    return _sequences(row_splits, ids, steps, shape)
+
+
+def sequence_bags(name: str, value: Ragged, batch: int, steps: int) -> FeatureBags:
+    """Reads a ragged input as `batch` sequences of `steps` steps.
+
+    Raises:
+        InputError: for another number of rows.
+    """
+    row_splits = integers(name, "row_splits", value.row_splits, rank=1)
+    ids = integers(name, "ids", value.ids, rank=1)
+    check_row_splits(name, row_splits, ids.numel())
+    weights(name, value.weights, ids.numel())
+    if row_splits.numel() - 1 != batch:
+        fail(name, f"{row_splits.numel() - 1} rows for a batch of {batch} sequences")
+    return _sequences(row_splits, ids, steps, (batch, steps))
+
+
+def _sequences(row_splits: Tensor, ids: Tensor, steps: int, shape: tuple[int, ...]) -> FeatureBags:
+    """Id p of a row is at step p; what lies beyond the last step is dropped before the lookup."""
+    lengths = row_splits.diff()
     kept = lengths.clamp(max=steps)
     row = torch.repeat_interleave(torch.arange(lengths.numel(), device=ids.device), lengths)
     step = torch.arange(ids.numel(), device=ids.device) - row_splits[:-1][row]

@@ -106,7 +106,9 @@ class BatchPreparation:
         prepared, ordered = batch.input, batch.input.ordered
         assert ordered is not None
         gains = (
-            torch.ones(prepared.ids.numel(), device=prepared.ids.device) if prepared.gains is None else prepared.gains
+            torch.ones(prepared.ids.numel(), dtype=torch.float32, device=prepared.ids.device)
+            if prepared.gains is None
+            else prepared.gains
         )
         ids_of = dict(zip(self.order, prepared.ids_per_key().tolist(), strict=True))
         bags_of = dict(zip(self.order, prepared.bags, strict=True))
@@ -168,7 +170,7 @@ class BatchPreparation:
 def _one_id_each(values: Sequence[object]) -> tuple[Tensor, Tensor, None, int] | None:
     """Dense features of one id a sample, else None."""
     first = values[0]
-    if not isinstance(first, Tensor) or first.dtype not in (torch.int32, torch.int64):
+    if not isinstance(first, Tensor) or first.dtype not in (torch.int32, torch.int64) or first.is_meta:
         return None
     shape, dtype, device = first.shape, first.dtype, first.device
     if len(shape) != 1 or not all(

@@ -108,6 +108,12 @@ def weights(feature: str, value: object | None, count: int) -> Tensor | None:
     return result
 
 
+def check_batch_size(feature: str, batch_size: object) -> None:
+    """A stated batch size is a number of samples."""
+    if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 0):
+        fail(feature, f"batch_size is {batch_size!r}: it must be an int of at least 0, or None")
+
+
 def check_row_splits(feature: str, row_splits: Tensor, count: int) -> None:
     """Row splits start at 0, never decrease and end at the number of ids."""
     if row_splits.numel() == 0:

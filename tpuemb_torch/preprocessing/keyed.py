@@ -73,6 +73,8 @@ class KeyedPreparation:
             codes = combiner_codes([combiners[key.table] for key in self.keys])
             codes = codes.repeat_interleave(torch.tensor(bags, dtype=torch.int64)).to(ids.device)
             gain = gains(weights, offsets.diff(), codes)
+            if weights is not None:
+                self._check_gains(gain, offsets, bags)
         return PreparedInput(ids, offsets, gain, tuple(bags), self.by_feature)
 
     def of_kjt(self, kjt: KeyedJaggedTensor, combiners: Mapping[str, str] | None = None) -> PreparedInput:
@@ -93,23 +95,35 @@ class KeyedPreparation:
         kjt = self._in_order(kjt)
         stride = kjt.stride()
         ids, lengths = kjt.values(), kjt.lengths().long()
-        if ids.dtype not in (torch.int32, torch.int64):
-            raise InputError(f"KeyedJaggedTensor values must be int32 or int64, got {ids.dtype}")
+        if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1:
+            raise InputError(
+                f"KeyedJaggedTensor values must be int32 or int64 of rank 1, got {ids.dtype} of shape {list(ids.shape)}"
+            )
+        check_kjt_lengths(kjt)
         if lengths.numel() != stride * len(self.names) or int(lengths.sum()) != ids.numel():
             raise InputError(
                 f"KeyedJaggedTensor has {ids.numel()} values and {lengths.numel()} lengths that sum to "
                 f"{int(lengths.sum())}, for {len(self.names)} keys and {stride} samples"
             )
-        if bool((lengths < 0).any()):
-            raise InputError(f"KeyedJaggedTensor has a length of {int(lengths.min())}: lengths cannot be negative")
         weights = kjt.weights_or_none()
         if weights is not None:
             weights = self._checked_weights(weights, ids.numel(), lengths.view(-1, max(stride, 1)).sum(1))
-        return ids.long(), lengths, weights, stride
+        # Copies: the caller may use the memory again before the lookup, or before the update.
+        return ids.to(torch.int64, copy=True), lengths, weights, stride
+
+    def _check_gains(self, gain: Tensor, offsets: Tensor, bags: Sequence[int]) -> None:
+        """Weights that nearly cancel may give a gain beyond float32."""
+        finite = torch.isfinite(gain)
+        if not bool(finite.all()):
+            ids_per_key = offsets[first_bags(tuple(bags)).to(offsets.device)].diff()
+            key, within = locate(int((~finite).nonzero()[0]), ids_per_key)
+            raise InputError(
+                f"feature {self.keys[key].feature!r}: the gain of id number {within} is beyond float32: the weights of "
+                "its bag nearly cancel in the combiner's denominator"
+            )
 
     def _in_order(self, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        if kjt.variable_stride_per_key():
-            raise InputError("KeyedJaggedTensor with a batch size per key: give every key the same number of samples")
+        check_one_stride(kjt)
         given = list(kjt.keys())
         if given == self.names:
             return kjt
@@ -122,9 +136,11 @@ class KeyedPreparation:
         return kjt.permute([position[name] for name in self.names])
 
     def _checked_weights(self, weights: Tensor, count: int, ids_per_key: Tensor) -> Tensor:
-        if weights.numel() != count:
-            raise InputError(f"KeyedJaggedTensor has {weights.numel()} weights for {count} values")
-        weights = weights.detach().float()
+        if weights.dtype not in (torch.float32, torch.float64):
+            raise InputError(f"KeyedJaggedTensor weights must be float32 or float64, got {weights.dtype}")
+        if weights.shape != (count,):
+            raise InputError(f"KeyedJaggedTensor has weights of shape {list(weights.shape)} for {count} values")
+        weights = weights.detach().to(torch.float32, copy=True)
         finite = torch.isfinite(weights)
         if not bool(finite.all()):
             position = int((~finite).nonzero()[0])
@@ -134,3 +150,23 @@ class KeyedPreparation:
                 "weights must be finite"
             )
         return weights
+
+
+def check_one_stride(kjt: KeyedJaggedTensor) -> None:
+    """Raises InputError for a KeyedJaggedTensor with a batch size per key."""
+    if kjt.variable_stride_per_key():
+        raise InputError("KeyedJaggedTensor with a batch size per key: give every key the same number of samples")
+
+
+def check_kjt_lengths(kjt: KeyedJaggedTensor) -> None:
+    """Raises InputError for negative lengths, or offsets that do not start at 0."""
+    lengths, offsets = kjt.lengths(), kjt.offsets_or_none()
+    if bool((lengths < 0).any()):
+        position = int((lengths < 0).nonzero()[0])
+        key = kjt.keys()[position // kjt.stride()]
+        raise InputError(
+            f"feature {key!r}: KeyedJaggedTensor length {position % kjt.stride()} is {int(lengths[position])}: "
+            "lengths cannot be negative (offsets cannot decrease)"
+        )
+    if offsets is not None and offsets.numel() and int(offsets[0]) != 0:
+        raise InputError(f"KeyedJaggedTensor offsets[0] is {int(offsets[0])}: offsets start at 0")

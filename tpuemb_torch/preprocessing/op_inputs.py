@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tpuemb_torch.config import Config, Feature
-from tpuemb_torch.preprocessing.bags import FeatureBags, to_bags
+from tpuemb_torch.preprocessing.bags import FeatureBags, sequence_bags, to_bags
 from tpuemb_torch.preprocessing.inputs import InputError, Ragged, Sparse, fail, integers
 
 
@@ -100,6 +100,10 @@ def per_feature(
     check_counts(count, "entries", table_ids=table_ids)
     steps, slots = list(max_sequence_lengths) or [0] * count, list(num_features) or [1] * count
     check_counts(count, "entries", max_sequence_lengths=steps, num_features=slots)
+    for name, values, least in (("max_sequence_lengths", steps, 0), ("num_features", slots, 1)):
+        for index, value in enumerate(values):
+            if value < least:
+                raise InputError(f"{name}[{index}] is {value}: it must be at least {least}")
     for index, table_id in enumerate(table_ids):
         if not 0 <= table_id < len(config.tables):
             raise InputError(f"table_ids[{index}] is {table_id}: the config has {len(config.tables)} tables")
@@ -134,17 +138,34 @@ def _features_by_table(
                 feature.name,
                 f"max_sequence_length is {steps[index]}, but input_shape is {list(feature.input_shape)}",
             )
-        found[feature.name] = entry
+        samples = prod(feature.input_shape)
+        if steps[index] and isinstance(entry, Ragged):
+            bags = sequence_bags(feature.name, entry, samples // steps[index], steps[index])
+            found[feature.name] = _as_ragged(bags)
+        elif isinstance(entry, Sparse):
+            found[feature.name] = Sparse(entry.indices, entry.ids, entry.weights, feature.input_shape[0])
+        else:
+            found[feature.name] = _checked_rows(feature, entry, samples)
     return found
+
+
+def _checked_rows(feature: Feature, entry: object, samples: int) -> object:
+    """A bag entry has one row of ids for each sample (each id is one, if there are no indices)."""
+    assert isinstance(entry, Ragged)
+    rows = torch.as_tensor(entry.row_splits).numel() - 1
+    if rows != samples:
+        fail(feature.name, f"{rows} rows for {samples} samples: row splits have one entry more than there are samples")
+    return entry
 
 
 def _slot_bags(config: Config, feature: Feature, entry: object, steps: int, slots: int) -> FeatureBags:
     """One entry of a table as bags of shape `(batch, feature slots)`."""
     batch = config.batch_size_per_tensor_core
-    if steps:
-        shape: tuple[int, ...] = (batch, steps)
-    else:
-        shape = (batch * slots,)
+    if steps and isinstance(entry, Ragged):
+        return sequence_bags(feature.name, entry, batch, steps)
+    shape: tuple[int, ...] = (batch, steps) if steps else (batch * slots,)
+    if isinstance(entry, Ragged):
+        _checked_rows(feature, entry, batch * slots)
     bags = to_bags(Feature(feature.name, feature.table_id, feature.table, shape), entry, shape[0])
     return FeatureBags(bags.ids, bags.lengths, bags.weights, (batch, prod(shape) // batch))
 
@@ -189,7 +210,8 @@ def arbitrary(
         if place_tensor.numel() == 0 and id_tensor.numel():
             found[name] = _every_id_a_sample(feature, id_tensor, weight_tensor)
         elif place_tensor.dim() == 1 and place_tensor.numel():
-            found[name] = Ragged(place_tensor, id_tensor, weight_tensor)
+            # Its batch is the config's: rows are bags, or sequences where there are so many times fewer.
+            found[name] = Ragged(place_tensor, id_tensor, weight_tensor, feature.input_shape[0])
         elif place_tensor.dim() == 2 or place_tensor.numel() == 0:
             indices = place_tensor if place_tensor.dim() == 2 else torch.zeros(0, 2, dtype=torch.int64)
             found[name] = Sparse(indices.long() if indices.numel() == 0 else indices, id_tensor, weight_tensor)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,6 +19,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from tpuemb_torch.config import Config, Feature
 from tpuemb_torch.preprocessing.bags import FeatureBags, leading_size, to_bags
 from tpuemb_torch.preprocessing.inputs import InputError, Ragged, Sparse, fail
+from tpuemb_torch.preprocessing.keyed import check_kjt_lengths, check_one_stride
 from tpuemb_torch.preprocessing.prepared import PreparedInput
 
 
@@ -60,7 +62,25 @@ class SlotLayout:
             for f in self.features:
                 if stride != prod(f.input_shape):
                     leading.setdefault(f.input_shape[0], stride)
-        return [to_bags(f, values[f.name], leading.get(f.input_shape[0])) for f in self.features]
+        bags = [to_bags(f, values[f.name], leading.get(f.input_shape[0])) for f in self.features]
+        if self.config.layout == "table":
+            self._check_output_rows(bags)
+        return bags
+
+    def _check_output_rows(self, bags: Sequence[FeatureBags]) -> None:
+        """Every table has num_features output rows for each of the same number of samples."""
+        first: tuple[str, int] | None = None
+        for feature, own in zip(self.features, bags, strict=True):
+            rows, slots = own.lengths.numel(), feature.table.num_features
+            if rows % slots:
+                fail(feature.name, f"{rows} output rows, which num_features {slots} does not divide")
+            first = first or (feature.name, rows // slots)
+            if rows // slots != first[1]:
+                fail(
+                    feature.name,
+                    f"{rows} output rows with num_features {slots} are {rows // slots} samples, but table "
+                    f"{first[0]!r} has {first[1]}",
+                )
 
     def _named(self, features: object) -> dict[str, object]:
         if isinstance(features, KeyedJaggedTensor):
@@ -91,13 +111,13 @@ class SlotLayout:
         """JaggedTensor -> Ragged; one input per feature slot (table layout) -> one over the table's rows."""
         if isinstance(value, JaggedTensor):
             return Ragged(value.offsets(), value.values(), value.weights_or_none())
-        per_slot = isinstance(value, list | tuple) and any(
-            isinstance(part, Tensor | Sparse | Ragged | JaggedTensor) for part in value
-        )
-        if not per_slot:
+        if not isinstance(value, list | tuple):
             return value
-        assert isinstance(value, list | tuple)
         wanted = feature.table.num_features
+        if not any(isinstance(part, Tensor | Sparse | Ragged | JaggedTensor | np.ndarray) for part in value):
+            if self.config.layout == "table" and wanted > 1 and any(isinstance(part, list | tuple) for part in value):
+                fail(feature.name, "nested lists may be bags or one input per feature slot: give tensors or arrays")
+            return value
         if self.config.layout != "table":
             fail(feature.name, "a list of inputs (one per feature slot) is for configs without feature_descriptor")
         if len(value) != wanted:
@@ -154,18 +174,27 @@ class SlotLayout:
 
 def _split(kjt: KeyedJaggedTensor) -> dict[str, object]:
     """A KeyedJaggedTensor by key."""
-    keys = list(kjt.keys())
+    check_one_stride(kjt)
+    keys, stride = list(kjt.keys()), kjt.stride()
     repeated = sorted({key for key in keys if keys.count(key) > 1}) if len(set(keys)) < len(keys) else []
     if repeated:
         raise InputError(f"features {repeated} occur twice in the KeyedJaggedTensor")
-    count = kjt.values().numel()
-    lengths = kjt.lengths()
-    if int(lengths.sum()) != count or bool((lengths < 0).any()):
-        raise InputError(f"KeyedJaggedTensor lengths sum to {int(lengths.sum())}, but it has {count} values")
-    weights = kjt.weights_or_none()
-    if weights is not None and weights.numel() != count:
-        raise InputError(f"KeyedJaggedTensor has {weights.numel()} weights for {count} values")
-    return dict(kjt.to_dict())
+    values, lengths, weights = kjt.values(), kjt.lengths().long(), kjt.weights_or_none()
+    check_kjt_lengths(kjt)
+    if values.dim() != 1 or int(lengths.sum()) != values.numel():
+        raise InputError(
+            f"KeyedJaggedTensor lengths sum to {int(lengths.sum())}, but it has values of shape {list(values.shape)}"
+        )
+    if weights is not None and weights.shape != values.shape:
+        raise InputError(f"KeyedJaggedTensor has weights of shape {list(weights.shape)} for {values.numel()} values")
+    by_key = lengths.view(len(keys), stride)
+    sizes = by_key.sum(1).tolist()
+    splits = torch.nn.functional.pad(by_key.cumsum(1), (1, 0))
+    own_weights = [None] * len(keys) if weights is None else weights.split(sizes)
+    return {
+        key: Ragged(split, ids, weight)
+        for key, split, ids, weight in zip(keys, splits, values.split(sizes), own_weights, strict=True)
+    }
 
 
 def over_slots(prepared: PreparedInput, slots: Sequence[int], stride: int) -> PreparedInput:

@@ -10,6 +10,7 @@ Every private name of TorchRec that the package relies on is in this file.  The 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -207,6 +208,10 @@ class NodeRowWiseSharding(TwRwPooledEmbeddingSharding):
         return tables_per_rank
 
 
+class BatchesEndedError(InputError):
+    """Another rank has come to the end of its batches."""
+
+
 class StartedLookup(NamedTuple):
     """A lookup whose ids are on their way to the ranks that hold the rows."""
 
@@ -363,8 +368,9 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
         with torch.no_grad():
             try:
                 prepared = features if isinstance(features, PreparedInput) else self.preparation.of_kjt(features)
-            except InputError as error:
-                self.reject(error)
+            except Exception as error:
+                with suppress(InputError):
+                    self.reject(error if isinstance(error, InputError) else InputError(str(error)))
                 raise
             slots = self.feature_preparation.slots if prepared.by_feature else [1] * len(self.keys)
             ctx.own_stride = max((-(-bags // n) for bags, n in zip(prepared.bags, slots, strict=True)), default=0)
@@ -373,14 +379,27 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
             by_key = over_slots(prepared, slots, stride)
             return super().input_dist(ctx, self._to_distribute(by_key, stride, weighted))
 
-    def _agree(self, error: InputError | None, stride: int = 0, weighted: bool = False) -> tuple[int, bool]:
-        """The largest batch of all ranks, and whether any has weights (collective); raises if any has an error."""
+    def end(self) -> None:
+        """Tells the other ranks, which may begin a lookup, that this one has no more batches (collective)."""
+        with suppress(InputError):  # theirs, not this rank's
+            self._agree(None, ended=True)
+
+    def _agree(
+        self, error: InputError | None, stride: int = 0, weighted: bool = False, ended: bool = False
+    ) -> tuple[int, bool]:
+        """The largest batch of all ranks, and whether any has weights (collective).
+
+        Raises:
+            InputError: if any rank has an error, or has no more batches while this one has.
+        """
         device = self._device or torch.device("cpu")
-        state = torch.tensor([stride, error is not None, weighted], dtype=torch.int64, device=device)
+        state = torch.tensor([stride, error is not None, weighted, ended], dtype=torch.int64, device=device)
         dist.all_reduce(state, op=dist.ReduceOp.MAX, group=self._env.process_group)
-        largest, failed, any_weighted = state.tolist()
+        largest, failed, any_weighted, any_ended = state.tolist()
         if error is not None:
             raise error
+        if any_ended and not ended:
+            raise BatchesEndedError("another rank has no more batches: give all ranks the same number of batches")
         if failed:
             raise InputError("another rank rejected its part of the batch; its message says why")
         return int(largest), bool(any_weighted)
