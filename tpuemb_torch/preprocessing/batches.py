@@ -170,7 +170,9 @@ class BatchPreparation:
 def _one_id_each(values: Sequence[object]) -> tuple[Tensor, Tensor, None, int] | None:
     """Dense features of one id a sample, else None."""
     first = values[0]
-    if not isinstance(first, Tensor) or first.dtype not in (torch.int32, torch.int64) or first.is_meta:
+    if not isinstance(first, Tensor) or first.dtype not in (torch.int32, torch.int64):
+        return None
+    if first.is_meta or first.is_nested:
         return None
     shape, dtype, device = first.shape, first.dtype, first.device
     if len(shape) != 1 or not all(
