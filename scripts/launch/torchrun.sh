@@ -14,6 +14,9 @@ cores="$(nproc)"
 # Ranks that share a machine share its cores: more threads than that only wait for each other.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores / processes > 0 ? cores / processes : 1))}"
 
+# Without this, processes that start again may find the addresses of those that died (torch 2.13).
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+
 if [ "${NODES:-1}" -eq 1 ]; then
     rendezvous=(--standalone)
 else

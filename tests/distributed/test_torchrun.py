@@ -30,7 +30,13 @@ def start(folder: Path, port: int, *options: str, arguments: tuple[str, ...] = (
         f"--rdzv-endpoint=localhost:{port}",
     ]
     command += ["--rdzv-id=test", *options, "-m", "tests.distributed.torchrun_program", str(folder), *arguments]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        # As scripts/launch/torchrun.sh says.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
