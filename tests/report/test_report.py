@@ -11,8 +11,8 @@ from rich.console import Console
 from tests.config import examples
 from tests.golden import GOLDEN, golden
 from tpuemb_torch.config import Config, load_config
-from tpuemb_torch.report import describe, print_config, program_formula
 from tpuemb_torch.planning import format_bytes
+from tpuemb_torch.report import describe, print_config, program_formula
 
 
 def printed(config: Config, width: int = 160) -> str:

@@ -31,10 +31,10 @@ def test_placed_ids_land_in_their_shard_at_their_place() -> None:
         for vocabulary in range(1, 41):
             for shards in range(1, vocabulary + 3):
                 ids = torch.arange(vocabulary)
-                placement = RowPlacement([vocabulary, vocabulary], [True, False], shards, strategy)
+                placement = RowPlacement([vocabulary, vocabulary], [shards, 1], strategy)
                 both = placement.place(torch.cat([ids, ids]), torch.tensor([vocabulary, vocabulary]))
                 placed, kept = both[:vocabulary], both[vocabulary:]
-                assert torch.equal(kept, ids)  # the second key is not row-wise
+                assert torch.equal(kept, ids)  # the table of the second key is not cut by rows
                 block = padded_rows(vocabulary, shards) // shards
                 for row, where in enumerate(placed.tolist()):
                     shard, local = divmod(where, block)
@@ -45,7 +45,7 @@ def test_placement_of_very_large_tables() -> None:
     vocabulary = 2**40 + 3
     ids = torch.tensor([0, 1, 2**39, vocabulary - 1])
     for strategy in ("div", "mod"):
-        placed = RowPlacement([vocabulary], [True], 7, strategy).place(ids, torch.tensor([4]))
+        placed = RowPlacement([vocabulary], [7], strategy).place(ids, torch.tensor([4]))
         block = padded_rows(vocabulary, 7) // 7
         for row, where in zip(ids.tolist(), placed.tolist(), strict=True):
             shard, local = divmod(where, block)

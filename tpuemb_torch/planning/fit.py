@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 from tpuemb_torch.planning.errors import PlanError
 from tpuemb_torch.planning.plan import Plan, TablePlan
@@ -13,22 +12,15 @@ _MOST_TABLES = 20
 _MOST_TIMES_THE_RANKS = 8
 
 
-#: A plan for a number of ranks, with the kinds of sharding that were asked for or (True) any; within a limit, or (None)
-#: that whose fullest rank has least.  None if there is none.
-Replan: TypeAlias = Callable[[int, bool, int | None], Plan | None]
-
-
-def does_not_fit(limit: int, world_size: int, local_world_size: int, replan: Replan) -> PlanError:
+def does_not_fit(plan: Plan, limit: int, fits: Callable[[int], bool]) -> PlanError:
     """Returns the error for tables that do not fit; its message has the numbers, largest table first.
 
     Args:
+        plan: the one whose fullest rank has least.
         limit: bytes of each rank.
-        world_size: ranks.
-        local_world_size: ranks of each node.
-        replan: tries something else.
+        fits: whether a number of ranks is enough, with any kind of sharding.
     """
-    plan = replan(world_size, False, None)
-    assert plan is not None
+    world_size = plan.world_size
     fullest = max(plan.usage, key=lambda usage: usage.total_bytes)
     lines = [
         f"the tables do not fit: rank {fullest.rank} of {world_size} needs {_exactly(fullest.total_bytes)} "
@@ -41,9 +33,9 @@ def does_not_fit(limit: int, world_size: int, local_world_size: int, replan: Rep
         rest = by_size[_MOST_TABLES:]
         lines.append(f"  {len(rest)} smaller tables: {_exactly(sum(map(_stored, rest)))} in all")
     ways = [f"{_exactly(fullest.total_bytes)} per rank on these {world_size} ranks"]
-    if replan(world_size, True, limit) is not None:
+    if fits(world_size):
         ways.append(f'sharding "auto" on these {world_size} ranks')
-    ranks = _enough_ranks(plan, limit, local_world_size, replan)
+    ranks = _enough_ranks(plan, limit, fits)
     if ranks is not None:
         ways.append(f"{ranks} ranks with {format_bytes(limit)} each, under auto")
     else:
@@ -66,22 +58,19 @@ def _needs(planned: TablePlan, world_size: int, limit: int) -> str:
     )
 
 
-def _enough_ranks(plan: Plan, limit: int, node: int, replan: Replan) -> int | None:
-    """About the smallest number of ranks (whole nodes) on which "auto" fits, or None if none is found."""
-
-    def fits(nodes: int) -> bool:
-        return replan(nodes * node, True, limit) is not None
-
+def _enough_ranks(plan: Plan, limit: int, fits: Callable[[int], bool]) -> int | None:
+    """About the smallest number of ranks (whole nodes) that is enough, or None if none is found."""
+    node = plan.local_world_size
     low = plan.world_size // node
     high = max(low + 1, -(-sum(map(_stored, plan.tables)) // (limit * node)))
     most = _MOST_TIMES_THE_RANKS * high
-    while not fits(high):
+    while not fits(high * node):
         low, high = high, 2 * high
         if high > most:
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
+        low, high = (low, middle) if fits(middle * node) else (middle, high)
     return high * node
 
 

@@ -173,6 +173,11 @@ class Plan:
             for rank in range(self.world_size)
         )
 
+    @property
+    def largest_bytes(self) -> int:
+        """Bytes of the fullest rank."""
+        return max(usage.total_bytes for usage in self.usage)
+
     def to_dict(self) -> dict[str, Any]:
         """Returns what a plan file has, as plain values."""
         from tpuemb_torch.planning.files import to_mapping

@@ -39,9 +39,12 @@ def refusal(plan: TablePlan, world_size: int, local_world_size: int, accumulates
     if outside or len(set(plan.ranks)) != shards:
         return f"ranks {list(plan.ranks)}: give different ones in [0, {world_size})"
     if table.num_slots > 1 and plan.columns == 1 and 1 in _row_counts(plan):
+        way = (
+            "give it a second row" if table.vocabulary_size == table.dimension == 1 else "use table_wise, or more rows"
+        )
         return (
-            f"a rank would have one row of dimension 1, and TorchRec takes the {table.num_slots} slots there for "
-            "values of the whole table: use table_wise, or more rows"
+            f"the plan gives a rank one row of dimension 1, and TorchRec takes the {table.num_slots} slots there for "
+            f"values of the whole table: {way}"
         )
     return None
 

@@ -169,12 +169,14 @@ def _parameter_sharding(table: TablePlan, local: int, device: str) -> ParameterS
 
 
 def _least_memory(group: dist.ProcessGroup, device: torch.device) -> int:
-    """The memory of the rank that has least (collective): its GPU's, or its part of the machine's."""
-    if device.type == "cuda":
-        own = torch.cuda.get_device_properties(device).total_memory
-    else:
-        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        own = machine // local_world_size(dist.get_world_size(group))
+    """The memory of the rank that has least (collective)."""
     every: list[int] = [0] * dist.get_world_size(group)
-    dist.all_gather_object(every, own, group=group)
+    dist.all_gather_object(every, _own_memory(device, len(every)), group=group)
     return min(every)
+
+
+def _own_memory(device: torch.device, world: int) -> int:
+    """Bytes of this rank's GPU, or its part of the machine's memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // local_world_size(world)
