@@ -109,8 +109,14 @@ class TPUEmbedding(CountsInput, nn.Module):
 
         Raises:
             InputError: for a malformed batch; it changes nothing.
+            TypeError: if it is traced.
             NotImplementedError: in training, for tables that do not train (see `experimental`).
         """
+        if isinstance(features, torch.fx.Proxy):
+            raise TypeError(
+                "TPUEmbedding cannot be traced, as TorchRec's train pipelines do with a model: use "
+                "tpuemb_torch.TrainPipeline, or a TPUEmbeddingBagCollection in the model"
+            )
         if self._supplied is not None:
             return self._supplied.take(features)
         self.collection.step_queue.drain()

@@ -126,3 +126,9 @@ def test_the_compiled_kernel_equals_the_eager_one(optimizer: str) -> None:
                 torch.testing.assert_close(snapshot(compiled)[table][slot], value, rtol=1e-5, atol=1e-6)
     # One compilation served all sizes and rates.
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compilations
+
+
+def test_tracing_is_refused_by_name() -> None:
+    model = torch.nn.Sequential(tpuemb.TPUEmbedding(config_text("sgd")))
+    with pytest.raises(TypeError, match="cannot be traced.*tpuemb_torch.TrainPipeline"):
+        torch.fx.symbolic_trace(model)

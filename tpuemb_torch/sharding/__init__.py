@@ -3,7 +3,7 @@
 from tpuemb_torch.planning import Plan, make_plan, read_plan, save_plan
 from tpuemb_torch.sharding.placement import padded_rows, shard_rows
 from tpuemb_torch.sharding.plans import PlanLike, model_plan, shard_collection
-from tpuemb_torch.sharding.torchrec_plugin import ShardedTPUEmbeddingBagCollection, TPUEmbeddingSharder
+from tpuemb_torch.sharding.torchrec import ShardedTPUEmbeddingBagCollection, TPUEmbeddingSharder
 
 __all__ = [
     "Plan",

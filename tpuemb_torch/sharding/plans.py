@@ -23,7 +23,7 @@ from tpuemb_torch.planning import Plan, PlanError, TablePlan, make_plan, read_pl
 from tpuemb_torch.planning.files import is_plan_file
 from tpuemb_torch.planning.rules import check
 from tpuemb_torch.sharding.exchange import raise_together
-from tpuemb_torch.sharding.torchrec_plugin import ShardedTPUEmbeddingBagCollection, TPUEmbeddingSharder
+from tpuemb_torch.sharding.torchrec import ShardedTPUEmbeddingBagCollection, TPUEmbeddingSharder
 
 #: What `shard` takes: a kind of sharding for all tables or by table name, the path of a plan file, or a plan.
 PlanLike: TypeAlias = str | os.PathLike[str] | Mapping[str, str] | Plan | ShardingPlan | EmbeddingModuleShardingPlan

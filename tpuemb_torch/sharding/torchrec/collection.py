@@ -1,7 +1,6 @@
-"""The plug into TorchRec: our kernel under its sharded EmbeddingBagCollection.
+"""The sharded collection: TorchRec's EmbeddingBagCollection with our input, kernels and outputs.
 
-Every private name of TorchRec that the package relies on is in this file.  The plan keeps TorchRec's compute kernel
-"fused"; the classes below put `TableBatchedEmbedding` where TorchRec would build FBGEMM's.  A step goes:
+A step goes:
 
     KeyedJaggedTensor -> input_dist (checks, gains, id placement, then TorchRec's all-to-all)
                       -> lookup (TableBatchedEmbedding) -> output_dist (TorchRec's) -> KeyedTensor
@@ -9,25 +8,18 @@ Every private name of TorchRec that the package relies on is in this file.  The 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
-from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbeddingBag, EmbeddingFusedOptimizer
-from torchrec.distributed.comm import get_topology_group_world_size
+from torch import Tensor
 from torchrec.distributed.comm_ops import get_gradient_division
-from torchrec.distributed.composable.table_batched_embedding_slice import TableBatchedEmbeddingSlice
-from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingContext, EmbeddingShardingInfo
 from torchrec.distributed.embedding_types import (
     EmbeddingComputeKernel,
-    GroupedEmbeddingConfig,
     KJTList,
-    ShardedEmbeddingTable,
 )
 from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionAwaitable,
@@ -36,7 +28,6 @@ from torchrec.distributed.embeddingbag import (
     ShardedEmbeddingBagCollection,
 )
 from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
-from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
 from torchrec.distributed.types import (
     Awaitable,
     LazyAwaitable,
@@ -44,168 +35,25 @@ from torchrec.distributed.types import (
     QuantizedCommCodecs,
     ShardingEnv,
     ShardingType,
-    ShardMetadata,
 )
-from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizerModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from tpuemb_torch.collection import TPUEmbeddingBagCollection
-from tpuemb_torch.config import Table
-from tpuemb_torch.kernels import StepSource, StoredPart, TableBatchedEmbedding, TablePart, group_key
-from tpuemb_torch.optimizers import slots_of
+from tpuemb_torch.kernels import StepSource, StoredPart, TableBatchedEmbedding
 from tpuemb_torch.optimizers.trainability import may_differentiate
-from tpuemb_torch.planning import PlannedTable, TablePlan, refusal
 from tpuemb_torch.preprocessing import InputError, PreparedInput, over_slots
 from tpuemb_torch.sent_steps import StepQueue, drain_before
 from tpuemb_torch.sharding.exchange import Piece, move
-from tpuemb_torch.sharding.placement import RowPlacement, padded_rows, shard_rows
+from tpuemb_torch.sharding.placement import RowPlacement
+from tpuemb_torch.sharding.torchrec.kernels import FusedLookups, NodeRowWiseSharding
+from tpuemb_torch.sharding.torchrec.plan import (
+    SHARDING_TYPES,
+    check_shards,
+    row_shards,
+    torchrec_twin,
+    with_host_shards,
+)
 from tpuemb_torch.statistics.recorder import CountsInput
-
-_BY_ROWS = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
-SHARDING_TYPES = (*_BY_ROWS, ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value)
-
-
-class FusedTables(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
-    """TorchRec's wrapper of a kernel, around a `TableBatchedEmbedding`."""
-
-    def __init__(
-        self,
-        config: GroupedEmbeddingConfig,
-        collection: TPUEmbeddingBagCollection,
-        steps: StepSource,
-        row_shard: tuple[int, int] | None,
-        pg: dist.ProcessGroup,
-        device: torch.device,
-    ) -> None:
-        super().__init__(config, pg, device, None)
-        tables = {collection.bag_names[table.name]: table for table in collection.config.tables}
-        strategy = collection.config.sharding_strategy
-        parts = []
-        for local in config.embedding_tables:
-            table = tables[local.name]
-            rows = range(table.vocabulary_size)
-            if row_shard is not None:
-                shard, shards = row_shard
-                rows = shard_rows(table.vocabulary_size, shards, shard, strategy)
-            assert local.local_metadata is not None
-            first_column = local.local_metadata.shard_offsets[1]
-            parts.append(TablePart(table, rows, range(first_column, first_column + local.local_cols)))
-        self._emb_module = TableBatchedEmbedding(
-            parts, self._feature_table_map, device, collection.seed, steps, collection.kernel_kind
-        )
-        self._optim = EmbeddingFusedOptimizer(config, self._emb_module, pg)
-
-    @property
-    def emb_module(self) -> TableBatchedEmbedding:
-        return self._emb_module
-
-    @property
-    def fused_optimizer(self) -> EmbeddingFusedOptimizer:
-        return self._optim
-
-    @property
-    def _param_per_table(self) -> dict[str, TableBatchedEmbeddingSlice]:
-        """One flat slice per table, over all its parts on this rank (several if column-wise)."""
-        kernel = self._emb_module
-        weights, state = kernel.split_embedding_weights(), kernel.get_optimizer_state()
-        slices: dict[str, TableBatchedEmbeddingSlice] = {}
-        stored = [
-            (group.flat("parameters"), first * group.dim, part)
-            for group in kernel.table_groups()
-            for first, part in zip(group.first_rows, group.parts, strict=False)
-        ]
-        names = [table.name for table in self._config.embedding_tables]
-        places = [(name, *place) for name, place in zip(names, stored, strict=True)]
-        for name, data, start, part in places:
-            if name in slices:
-                continue
-            parts = [(s, p) for n, d, s, p in places if n == name and d is data]
-            last, last_part = parts[-1]
-            end = last + len(last_part.rows) * len(last_part.columns)
-            weight = TableBatchedEmbeddingSlice(
-                data=data, start_offset=start, end_offset=end, num_embeddings=-1, embedding_dim=len(part.columns)
-            )
-            weight._in_backward_optimizers = [
-                EmbeddingFusedOptimizer(
-                    config=self._config,
-                    emb_module=kernel,
-                    pg=self._pg,
-                    create_for_table=name,
-                    param_weight_for_table=weight,
-                    embedding_weights_by_table=weights,
-                    all_optimizer_states=state,
-                )
-            ]
-            slices[name] = weight
-        return slices
-
-    @_param_per_table.setter
-    def _param_per_table(self, value: dict[str, Any]) -> None:
-        """The base class assigns an empty dict before there are tables."""
-
-    def named_buffers(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, Tensor]]:
-        yield from ()
-
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        for name, weight in self.named_split_embedding_weights(prefix, recurse, remove_duplicate):
-            parameter = nn.Parameter(weight)
-            parameter._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]
-            yield name, parameter
-
-
-class FusedLookups(GroupedPooledEmbeddingsLookup):
-    """TorchRec's lookup of one sharding type, with our kernels.
-
-    `row_shard` is this rank's shard, and how many there are, of tables that are cut by rows; None for other tables.
-    """
-
-    def __init__(
-        self,
-        collection: TPUEmbeddingBagCollection,
-        steps: StepSource,
-        row_shard: tuple[int, int] | None,
-        grouped_configs: list[GroupedEmbeddingConfig],
-        device: torch.device,
-        pg: dist.ProcessGroup,
-        env: ShardingEnv,
-    ) -> None:
-        # The base class builds the kernels in its constructor.
-        object.__setattr__(self, "_build", (collection, steps, row_shard))
-        super().__init__(grouped_configs=grouped_configs, device=device, pg=pg, env=env)
-        object.__delattr__(self, "_build")
-
-    def _create_embedding_kernel(
-        self,
-        config: GroupedEmbeddingConfig,
-        device: torch.device | None,
-        pg: dist.ProcessGroup | None,
-        sharding_type: ShardingType | None,
-        env: ShardingEnv | None,
-    ) -> FusedTables:
-        if config.compute_kernel != EmbeddingComputeKernel.FUSED:
-            names = [table.name for table in config.embedding_tables]
-            raise ValueError(f"tables {names}: compute kernel {config.compute_kernel} in the plan; use 'fused'")
-        assert pg is not None and device is not None
-        collection, steps, row_shard = object.__getattribute__(self, "_build")
-        return FusedTables(config, collection, steps, row_shard, pg, device)
-
-
-class NodeRowWiseSharding(TwRwPooledEmbeddingSharding):
-    """TorchRec's table-row-wise sharding, whose sharded tensors have the stored rows (its own have the padded ones)."""
-
-    def _shard(self, sharding_infos: list[EmbeddingShardingInfo]) -> list[list[ShardedEmbeddingTable]]:
-        tables_per_rank = super()._shard(sharding_infos)
-        for table in (table for tables in tables_per_rank for table in tables):
-            assert table.global_metadata is not None
-            rows = sum(shard.shard_sizes[0] for shard in table.global_metadata.shards_metadata)
-            table.global_metadata.size = torch.Size([rows, table.embedding_dim])
-        return tables_per_rank
 
 
 class BatchesEndedError(InputError):
@@ -239,10 +87,10 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
         # TorchRec's constructor calls `_create_lookups`, which needs these; nn.Module's own has not run yet.
         object.__setattr__(self, "_source", module)
         object.__setattr__(self, "_steps", _step_source(module, env))
-        plan = {name: _with_host_shards(module, name, sharding, env) for name, sharding in plan.items()}
-        _check_shards(module, plan)
+        plan = {name: with_host_shards(module, name, sharding, env) for name, sharding in plan.items()}
+        check_shards(module, plan)
         super().__init__(
-            module=_torchrec_twin(module, plan),
+            module=torchrec_twin(module, plan),
             table_name_to_parameter_sharding=plan,
             env=env,
             fused_params=fused_params,
@@ -267,13 +115,13 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
         self._statistics = module.statistics.on_ranks(env.process_group, device)
         self.register_state_dict_pre_hook(drain_before)
         self.register_load_state_dict_pre_hook(drain_before)
-        row_shards = {table: _row_shards(plan[bag]) for table, bag in module.bag_names.items()}
+        shards_of = {table: row_shards(plan[bag]) for table, bag in module.bag_names.items()}
         self._placement = RowPlacement(
             [key.vocabulary_size for key in self.keys],
-            [row_shards[key.table] for key in self.keys],
+            [shards_of[key.table] for key in self.keys],
             module.config.sharding_strategy,
         )
-        self._mod_shards = torch.tensor([row_shards[table.name] for table in module.config.tables])
+        self._mod_shards = torch.tensor([shards_of[table.name] for table in module.config.tables])
         if module.config.sharding_strategy == "mod" and not self._placement.is_identity:
             self._register_state_dict_hook(_write_mod_shards)
             self._register_load_state_dict_pre_hook(_check_mod_shards, with_module=True)
@@ -559,104 +407,3 @@ def _step_source(module: TPUEmbeddingBagCollection, env: ShardingEnv) -> StepSou
         return 1.0 if divided else 1.0 / world
 
     return StepSource(module.config.num_learning_rates, cores=world, scale=scale)
-
-
-def _with_host_shards(
-    module: TPUEmbeddingBagCollection, bag: str, sharding: ParameterSharding, env: ShardingEnv
-) -> ParameterSharding:
-    """The plan of a table, row-wise shards resized to what DIV and MOD give each host."""
-    config = next(t for t in module.config.tables if module.bag_names[t.name] == bag)
-    table = config.name
-    if sharding.sharding_type not in SHARDING_TYPES:
-        raise ValueError(
-            f"table {table!r}: sharding type {sharding.sharding_type!r} in the plan is not supported; "
-            f"use one of {', '.join(SHARDING_TYPES)}"
-        )
-    if sharding.sharding_type not in _BY_ROWS:
-        return sharding
-    planned = sharding.sharding_spec.shards
-    ranks = list(range(env.world_size))
-    if sharding.sharding_type == ShardingType.TABLE_ROW_WISE.value:
-        ranks = list(sharding.ranks or [])
-        _check_node(config, ranks, env)
-    if len(planned) != len(ranks):
-        raise ValueError(
-            f"table {table!r}: {sharding.sharding_type} over {len(planned)} of {len(ranks)} ranks; use all"
-        )
-    shards, offset = [], 0
-    for index, shard in enumerate(planned):
-        rows = len(shard_rows(config.vocabulary_size, len(ranks), index, module.config.sharding_strategy))
-        shards.append(ShardMetadata([offset, 0], [rows, config.dimension], shard.placement))
-        offset += rows
-    return ParameterSharding(
-        sharding_type=sharding.sharding_type,
-        compute_kernel=sharding.compute_kernel,
-        ranks=ranks,
-        sharding_spec=EnumerableShardingSpec(shards),
-    )
-
-
-def _check_node(table: Table, ranks: list[int], env: ShardingEnv) -> None:
-    """Refuses a table-row-wise table that TorchRec cannot put on these ranks, or would step wrongly."""
-    if env.world_size != dist.get_world_size():
-        raise ValueError(
-            f"table {table.name!r}: TorchRec's table_row_wise works over all ranks only, not in a subgroup"
-        )
-    local = get_topology_group_world_size(env.world_size)
-    planned = PlannedTable(table.name, table.vocabulary_size, table.dimension, len(slots_of(table.optimizer)))
-    problem = refusal(
-        TablePlan(planned, "table_row_wise", ranks), env.world_size, local, table.optimizer.accumulation != "disabled"
-    )
-    if problem is not None:
-        raise ValueError(f"table {table.name!r}: {problem} (LOCAL_WORLD_SIZE says how many ranks a node has)")
-
-
-def _row_shards(sharding: ParameterSharding) -> int:
-    """Into how many shards a table is cut by rows."""
-    return len(sharding.sharding_spec.shards) if sharding.sharding_type in _BY_ROWS else 1
-
-
-def _check_shards(module: TPUEmbeddingBagCollection, plan: Mapping[str, ParameterSharding]) -> None:
-    """Refuses, on every rank alike, the one shard that TorchRec's optimizer state cannot describe."""
-    for table in module.config.tables:
-        shards = plan[module.bag_names[table.name]].sharding_spec.shards
-        if len(slots_of(table.optimizer)) > 1 and any(list(shard.shard_sizes) == [1, 1] for shard in shards):
-            raise ValueError(
-                f"table {table.name!r}: the plan gives a rank one row of dimension 1, and TorchRec takes the slots of "
-                f"{table.optimizer.algorithm} there for values of the whole table: use table_wise, or more rows"
-            )
-
-
-def _torchrec_twin(module: TPUEmbeddingBagCollection, plan: Mapping[str, ParameterSharding]) -> EmbeddingBagCollection:
-    """What TorchRec's sharded module is built from: tables cut by rows padded, and one kernel group per update rule.
-
-    `num_embeddings` sets the block size of the row-wise input dist; `num_embeddings_post_pruning` the rows that
-    are stored and that state dicts show.
-    """
-    configs = []
-    for own in module.embedding_bag_configs():
-        config = EmbeddingBagConfig(
-            name=own.name,
-            num_embeddings=own.num_embeddings,
-            embedding_dim=own.embedding_dim,
-            feature_names=list(own.feature_names),
-            pooling=PoolingType.SUM,
-            # The kernels have written the initial weights.
-            init_fn=_keep,
-        )
-        if plan[own.name].sharding_type in _BY_ROWS:
-            config.num_embeddings = padded_rows(own.num_embeddings, _row_shards(plan[own.name]))
-            config.num_embeddings_post_pruning = own.num_embeddings
-        configs.append(config)
-    twin = EmbeddingBagCollection(tables=configs, is_weighted=True, device=torch.device("meta"))
-    optimizers = {module.bag_names[table.name]: table.optimizer for table in module.config.tables}
-    for name, bag in twin.embedding_bags.items():
-        # Tables with equal values form one TorchRec group; TorchRec passes an "optimizer" it does not know through.
-        group = repr(group_key(optimizers[name], 0))
-        bag.weight._optimizer_classes = [None]
-        bag.weight._optimizer_kwargs = [{"optimizer": group}]
-    return twin
-
-
-def _keep(weights: Tensor) -> Tensor:
-    return weights

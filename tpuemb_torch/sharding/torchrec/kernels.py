@@ -1,0 +1,170 @@
+"""Our kernel where TorchRec would build FBGEMM's: `TableBatchedEmbedding` under its sharded lookups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbeddingBag, EmbeddingFusedOptimizer
+from torchrec.distributed.composable.table_batched_embedding_slice import TableBatchedEmbeddingSlice
+from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
+from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
+from torchrec.distributed.embedding_types import (
+    EmbeddingComputeKernel,
+    GroupedEmbeddingConfig,
+    ShardedEmbeddingTable,
+)
+from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
+from torchrec.distributed.types import (
+    ShardingEnv,
+    ShardingType,
+)
+from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizerModule
+
+from tpuemb_torch.collection import TPUEmbeddingBagCollection
+from tpuemb_torch.kernels import StepSource, TableBatchedEmbedding, TablePart
+from tpuemb_torch.sharding.placement import shard_rows
+
+
+class FusedTables(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
+    """TorchRec's wrapper of a kernel, around a `TableBatchedEmbedding`."""
+
+    def __init__(
+        self,
+        config: GroupedEmbeddingConfig,
+        collection: TPUEmbeddingBagCollection,
+        steps: StepSource,
+        row_shard: tuple[int, int] | None,
+        pg: dist.ProcessGroup,
+        device: torch.device,
+    ) -> None:
+        super().__init__(config, pg, device, None)
+        tables = {collection.bag_names[table.name]: table for table in collection.config.tables}
+        strategy = collection.config.sharding_strategy
+        parts = []
+        for local in config.embedding_tables:
+            table = tables[local.name]
+            rows = range(table.vocabulary_size)
+            if row_shard is not None:
+                shard, shards = row_shard
+                rows = shard_rows(table.vocabulary_size, shards, shard, strategy)
+            assert local.local_metadata is not None
+            first_column = local.local_metadata.shard_offsets[1]
+            parts.append(TablePart(table, rows, range(first_column, first_column + local.local_cols)))
+        self._emb_module = TableBatchedEmbedding(
+            parts, self._feature_table_map, device, collection.seed, steps, collection.kernel_kind
+        )
+        self._optim = EmbeddingFusedOptimizer(config, self._emb_module, pg)
+
+    @property
+    def emb_module(self) -> TableBatchedEmbedding:
+        return self._emb_module
+
+    @property
+    def fused_optimizer(self) -> EmbeddingFusedOptimizer:
+        return self._optim
+
+    @property
+    def _param_per_table(self) -> dict[str, TableBatchedEmbeddingSlice]:
+        """One flat slice per table, over all its parts on this rank (several if column-wise)."""
+        kernel = self._emb_module
+        weights, state = kernel.split_embedding_weights(), kernel.get_optimizer_state()
+        slices: dict[str, TableBatchedEmbeddingSlice] = {}
+        stored = [
+            (group.flat("parameters"), first * group.dim, part)
+            for group in kernel.table_groups()
+            for first, part in zip(group.first_rows, group.parts, strict=False)
+        ]
+        names = [table.name for table in self._config.embedding_tables]
+        places = [(name, *place) for name, place in zip(names, stored, strict=True)]
+        for name, data, start, part in places:
+            if name in slices:
+                continue
+            parts = [(s, p) for n, d, s, p in places if n == name and d is data]
+            last, last_part = parts[-1]
+            end = last + len(last_part.rows) * len(last_part.columns)
+            weight = TableBatchedEmbeddingSlice(
+                data=data, start_offset=start, end_offset=end, num_embeddings=-1, embedding_dim=len(part.columns)
+            )
+            weight._in_backward_optimizers = [
+                EmbeddingFusedOptimizer(
+                    config=self._config,
+                    emb_module=kernel,
+                    pg=self._pg,
+                    create_for_table=name,
+                    param_weight_for_table=weight,
+                    embedding_weights_by_table=weights,
+                    all_optimizer_states=state,
+                )
+            ]
+            slices[name] = weight
+        return slices
+
+    @_param_per_table.setter
+    def _param_per_table(self, value: dict[str, Any]) -> None:
+        """The base class assigns an empty dict before there are tables."""
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        yield from ()
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, weight in self.named_split_embedding_weights(prefix, recurse, remove_duplicate):
+            parameter = nn.Parameter(weight)
+            parameter._in_backward_optimizers = [EmptyFusedOptimizer()]  # type: ignore[attr-defined]
+            yield name, parameter
+
+
+class FusedLookups(GroupedPooledEmbeddingsLookup):
+    """TorchRec's lookup of one sharding type, with our kernels.
+
+    `row_shard` is this rank's shard, and how many there are, of tables that are cut by rows; None for other tables.
+    """
+
+    def __init__(
+        self,
+        collection: TPUEmbeddingBagCollection,
+        steps: StepSource,
+        row_shard: tuple[int, int] | None,
+        grouped_configs: list[GroupedEmbeddingConfig],
+        device: torch.device,
+        pg: dist.ProcessGroup,
+        env: ShardingEnv,
+    ) -> None:
+        # The base class builds the kernels in its constructor.
+        object.__setattr__(self, "_build", (collection, steps, row_shard))
+        super().__init__(grouped_configs=grouped_configs, device=device, pg=pg, env=env)
+        object.__delattr__(self, "_build")
+
+    def _create_embedding_kernel(
+        self,
+        config: GroupedEmbeddingConfig,
+        device: torch.device | None,
+        pg: dist.ProcessGroup | None,
+        sharding_type: ShardingType | None,
+        env: ShardingEnv | None,
+    ) -> FusedTables:
+        if config.compute_kernel != EmbeddingComputeKernel.FUSED:
+            names = [table.name for table in config.embedding_tables]
+            raise ValueError(f"tables {names}: compute kernel {config.compute_kernel} in the plan; use 'fused'")
+        assert pg is not None and device is not None
+        collection, steps, row_shard = object.__getattribute__(self, "_build")
+        return FusedTables(config, collection, steps, row_shard, pg, device)
+
+
+class NodeRowWiseSharding(TwRwPooledEmbeddingSharding):
+    """TorchRec's table-row-wise sharding, whose sharded tensors have the stored rows (its own have the padded ones)."""
+
+    def _shard(self, sharding_infos: list[EmbeddingShardingInfo]) -> list[list[ShardedEmbeddingTable]]:
+        tables_per_rank = super()._shard(sharding_infos)
+        for table in (table for tables in tables_per_rank for table in tables):
+            assert table.global_metadata is not None
+            rows = sum(shard.shard_sizes[0] for shard in table.global_metadata.shards_metadata)
+            table.global_metadata.size = torch.Size([rows, table.embedding_dim])
+        return tables_per_rank
