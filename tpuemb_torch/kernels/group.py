@@ -6,18 +6,17 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from tpuemb_torch.config import Optimizer
-from tpuemb_torch.kernels.constants import Constant
+from tpuemb_torch.kernels.buffers import advise_huge_pages
+from tpuemb_torch.kernels.fbgemm_step import FbgemmStep
+from tpuemb_torch.kernels.group_step import GroupStep
 from tpuemb_torch.kernels.numbers import TableNumbers
-from tpuemb_torch.kernels.row_step import CompiledRowStep, EagerRowStep
 from tpuemb_torch.kernels.step_inputs import StepInputs
 from tpuemb_torch.kernels.tables import StoredPart, TablePart
-from tpuemb_torch.kernels.update import GradientRows, sweep_rows, update_rows
 from tpuemb_torch.optimizers import create_rule
 from tpuemb_torch.optimizers.quantization import quantize
-from tpuemb_torch.preprocessing import SortedIds, sort_ids
+from tpuemb_torch.preprocessing import SortedIds
 
 
 def group_key(optimizer: Optimizer, dimension: int) -> tuple[object, ...]:
@@ -44,7 +43,6 @@ class TableGroup(nn.Module):
         optimizer = parts[0].table.optimizer
         self.parts = list(parts)
         self.rule = create_rule(optimizer)
-        self.row_step = (CompiledRowStep if kernel == "compiled" else EagerRowStep)(self.rule)
         self.quantization = optimizer.quantization
         #: Each core's contribution is a step of its own, in core order, instead of one step with the sum.
         self.steps_per_core = optimizer.accumulation == "disabled"
@@ -56,9 +54,19 @@ class TableGroup(nn.Module):
             starts.append(starts[-1] + len(part.rows))
         self.first_rows = starts
         self.rows = starts[-1]
-        self._row_starts = Constant(starts, torch.int64)
+        self.step = GroupStep(self.rule, self.numbers, starts, "eager" if kernel == "fbgemm" else kernel)
+        self.fbgemm = FbgemmStep(optimizer.algorithm) if kernel == "fbgemm" else None
         for name in self.state_names:
-            self.register_buffer(f"state_{name}", torch.empty(self.rows * self.dim, device=device), persistent=False)
+            buffer = torch.empty(self.rows * self.dim, device=device)
+            advise_huge_pages(buffer)
+            self.register_buffer(f"state_{name}", buffer, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableGroup:
+        """Moves or allocates the buffers (`to`, `to_empty`)."""
+        super()._apply(fn, recurse)
+        for buffer in self.buffers(recurse=False):
+            advise_huge_pages(buffer)
+        return self
 
     def flat(self, name: str) -> Tensor:
         """The flat buffer of the weights ("parameters") or of a slot."""
@@ -76,28 +84,30 @@ class TableGroup(nn.Module):
             for part, begin in zip(self.parts, self.first_rows, strict=False)
         ]
 
-    def lookup(self, ids: Tensor, offsets: Tensor, gains: Tensor | None, ordered: SortedIds | None = None) -> Tensor:
+    def lookup(
+        self, ids: Tensor, offsets: Tensor, gains: Tensor | None, features: int, batch: int, ordered: SortedIds | None
+    ) -> Tensor:
         """Weighted sums of rows.
 
         Args:
             ids: int64 `[n]`, rows of the group's buffer.
-            offsets: int64 `[bags + 1]`.
+            offsets: int64 `[features * batch + 1]`.
             gains: float32 `[n]` or None for 1.0 each.
+            features: number of features, whose bags follow each other.
+            batch: number of samples.
             ordered: the ids sorted, if at hand.
 
         Returns:
-            float32 `[bags, dim]`.
+            float32 `[batch, features * dim]`.
         """
         weights = self.flat("parameters").view(self.rows, self.dim)
         if self.quantization is not None:
             # Each distinct row once, then the bags over the quantized rows.
-            ordered = sort_ids(ids, self.rows) if ordered is None else ordered
+            ordered = self.step.lookup.sort(ids, self.rows) if ordered is None else ordered
             q = self.quantization
             weights = quantize(weights.index_select(0, ordered.rows), q.lower, q.upper, q.num_buckets)
             ids = ordered.inverse()
-        return functional.embedding_bag(
-            ids, weights, offsets, mode="sum", include_last_offset=True, per_sample_weights=gains
-        )
+        return self.step.lookup.look_up(ids, offsets, gains, weights, features, batch)
 
     def update(self, ordered: SortedIds, bag: Tensor, gains: Tensor | None, gradient: Tensor, rates: Tensor) -> None:
         """One optimizer step of the group.
@@ -109,10 +119,7 @@ class TableGroup(nn.Module):
             gradient: float32 `[bags, dim]`.
             rates: float32 `[num_learning_rates]`.
         """
-        rows = GradientRows(gradient, bag[ordered.order], None if gains is None else gains[ordered.order])
-        step = self.numbers.step(rates)
-        apply = sweep_rows if self.rule.sweeps_all_rows else update_rows
-        apply(self.row_step, self.numbers, step, self._row_starts.on(rates.device), self.state(), ordered, rows)
+        self.step(rates, self.state(), ordered, bag, gains, gradient)
 
 
 class FusedLookup(torch.autograd.Function):
@@ -150,12 +157,9 @@ class FusedLookup(torch.autograd.Function):
         batch = (offsets.numel() - 1) // max(features, 1)
         ctx.group, ctx.features, ctx.batch, ctx.step_inputs = group, features, batch, step_inputs  # type: ignore[attr-defined]
         if ordered is None and group.quantization is not None:
-            ordered = sort_ids(ids, group.rows)
+            ordered = group.step.lookup.sort(ids, group.rows)
         ctx.lookup = (ids, offsets, gains, ordered)  # type: ignore[attr-defined]
-        out = group.lookup(ids, offsets, gains, ordered)
-        if features <= 1:
-            return out
-        return out.view(features, batch, group.dim).transpose(0, 1).reshape(batch, features * group.dim).contiguous()
+        return group.lookup(ids, offsets, gains, max(features, 1), batch, ordered)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -167,19 +171,21 @@ class FusedLookup(torch.autograd.Function):
         rates = rates.to(ids.device)
         gradient = gradients[0] if scale == 1.0 else gradients[0] * scale
         gradient = gradient.contiguous().view(offsets.numel() - 1, group.dim)
-        device = ids.device
-        # Bag (feature f, sample b) is row `b * features + f` of the gradient.
-        rows = torch.arange(batch, device=device)
-        if features > 1:
-            rows = (rows * features + torch.arange(features, device=device)[:, None]).reshape(-1)
-        bag = torch.repeat_interleave(rows, offsets.diff(), output_size=ids.numel())
+        step = group.step
+        if group.fbgemm is not None:
+            rate = group.numbers.step(rates).lr[0]
+            group.fbgemm(rate, group.state(), ids, offsets, gains, gradient.view(batch, max(features, 1) * group.dim))
+            return (None,) * 8
+        bag = step.lookup.bags(offsets, max(features, 1), batch, ids.numel())
         if group.steps_per_core and cores > 1:
             # A shard's batch is the cores' batches one after the other.
             core = torch.div(bag, features * (batch // cores), rounding_mode="floor")
             for index in range(cores):
                 mine = core == index
-                own = sort_ids(ids[mine], group.rows)
+                own = step.lookup.sort(ids[mine], group.rows)
                 group.update(own, bag[mine], None if gains is None else gains[mine], gradient, rates)
         else:
-            group.update(sort_ids(ids, group.rows) if ordered is None else ordered, bag, gains, gradient, rates)
+            if ordered is None:
+                ordered = step.lookup.sort(ids, group.rows)
+            group.update(ordered, bag, gains, gradient, rates)
         return (None,) * 8

@@ -16,7 +16,7 @@ class TableNumbers:
     """Per-table numbers of a group; `step` turns them into those of one step."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        #: Whether the same numbers hold for all tables of the group: then they are 0-dim, else one a row.
+        #: Whether the same numbers hold for all tables of the group.
         self.uniform = len({_numbers_of(o) for o in optimizers}) == 1
         self.dynamic = any(o.learning_rate.tag is not None or o.step_counter_tag is not None for o in optimizers)
         self.clips_gradients = any(o.gradient_clipping_limits.active for o in optimizers)
@@ -61,18 +61,19 @@ class TableNumbers:
             step=rates[self._step_tags.on(device)] if self.counts_steps else None,
         )
 
-    def of_rows(self, numbers: StepNumbers, row_starts: Tensor, rows: Tensor) -> StepNumbers:
-        """The numbers for some rows of the group: 0-dim if uniform, else `[rows, 1]`.
 
-        Args:
-            numbers: from `step`.
-            row_starts: int64 `[tables + 1]`, first row of each table in the group's buffer.
-            rows: int64 `[n]`, rows of the buffer.
-        """
-        if self.uniform:
-            return _map(numbers, lambda value: value[0])
-        table = torch.searchsorted(row_starts[1:], rows, right=True)
-        return _map(numbers, lambda value: value[table][:, None])
+def of_rows(numbers: StepNumbers, row_starts: Tensor, rows: Tensor) -> StepNumbers:
+    """The numbers for some rows of the group: 0-dim if there is one table, else `[rows, 1]`.
+
+    Args:
+        numbers: float32 `[tables]` each.
+        row_starts: int64 `[tables + 1]`, first row of each table in the group's buffer.
+        rows: int64 `[n]`, rows of the buffer.
+    """
+    if row_starts.numel() == 2:
+        return _map(numbers, lambda value: value[0])
+    table = torch.searchsorted(row_starts[1:], rows, right=True)
+    return _map(numbers, lambda value: value[table][:, None])
 
 
 def _numbers_of(optimizer: Optimizer) -> tuple[object, ...]:

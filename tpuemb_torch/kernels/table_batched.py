@@ -10,21 +10,39 @@ import torch
 from torch import Tensor, nn
 
 from tpuemb_torch.kernels.constants import Constant
+from tpuemb_torch.kernels.fbgemm_step import fbgemm_refusal
 from tpuemb_torch.kernels.group import FusedLookup, TableGroup, group_key
-from tpuemb_torch.kernels.row_step import compiler_found
+from tpuemb_torch.kernels.native import compiler
 from tpuemb_torch.kernels.step_inputs import StepInputs
 from tpuemb_torch.kernels.tables import StoredPart, TablePart, fill_initial
 from tpuemb_torch.preprocessing import SortedIds
 
-KERNELS = ("auto", "compiled", "eager")
+KERNELS = ("auto", "compiled", "eager", "fbgemm")
 
 
 def check_kernel(kernel: str) -> None:
     """Raises ValueError for a kernel that there is not, naming those that there are."""
     if kernel not in KERNELS:
         raise ValueError(f"kernel {kernel!r} is not available: choose one of {', '.join(KERNELS)}")
-    if kernel == "compiled" and not compiler_found():
+    if kernel == "compiled" and compiler() is None:
         raise ValueError('kernel "compiled" needs a C++ compiler: install g++ or clang++ (or set CXX), or use "eager"')
+
+
+def _check_fbgemm(parts: Sequence[TablePart], device: torch.device) -> None:
+    """Raises ValueError for tables that FBGEMM's fused optimizers do not train as their configuration says."""
+    if device.type not in ("cpu", "meta"):
+        raise ValueError(f'kernel "fbgemm" is for the CPU, not {device}: use "compiled"')
+    for part in parts:
+        refusal = fbgemm_refusal(part.table, len(part.columns))
+        if refusal is not None:
+            raise ValueError(refusal)
+
+
+def _group_key(part: TablePart, kernel: str) -> tuple[object, ...]:
+    """What the tables of a group have in common; FBGEMM takes one rate for all."""
+    optimizer = part.table.optimizer
+    rate = optimizer.learning_rate if kernel == "fbgemm" else None
+    return *group_key(optimizer, len(part.columns)), rate
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +70,7 @@ class TableBatchedEmbedding(nn.Module):
         device: where the buffers live ("meta": nowhere).
         seed: seed of the initial weights.
         step_inputs: called in each backward.
-        kernel: "compiled" or "eager"; "auto" is eager.
+        kernel: see `GroupStep`.
     """
 
     def __init__(
@@ -69,8 +87,9 @@ class TableBatchedEmbedding(nn.Module):
             raise ValueError(f"features must come in the order of their tables, got {list(feature_parts)}")
         self.parts = list(parts)
         self._step_inputs = step_inputs
-        runs = groupby(range(len(parts)), key=lambda i: group_key(parts[i].table.optimizer, len(parts[i].columns)))
-        members = [list(run) for _, run in runs]
+        if kernel == "fbgemm":
+            _check_fbgemm(parts, device)
+        members = [list(run) for _, run in groupby(range(len(parts)), key=lambda i: _group_key(parts[i], kernel))]
         self.groups = nn.ModuleList(TableGroup([parts[i] for i in run], device, kernel) for run in members)
         first_rows = [row for group in self.table_groups() for row in group.first_rows[:-1]]
         group_of = [number for number, run in enumerate(members) for _ in run]
@@ -156,9 +175,15 @@ class TableBatchedEmbedding(nn.Module):
             ordered: as for `forward`.
 
         Returns:
-            float32 `[bags, dim]` per feature: views of one result per group.
+            float32 `[bags, dim]` per feature: views of one result.
         """
         outputs = self._look_up(features, indices, offsets, gains, ordered, bags, columns=False)
+        if len(outputs) > 1:
+            # One node of the graph for all groups: rows whose activations a loss does not use take a step with a
+            # gradient of zero, as on TPU, in whatever group they are.
+            flat = torch.cat([out.reshape(-1) for out in outputs])
+            parts = torch.unsafe_split_with_sizes(flat, [out.numel() for out in outputs])
+            outputs = [part.view_as(out) for part, out in zip(parts, outputs, strict=True)]
         counts = [count for count in features.per_group if count]
         starts = [0, *accumulate(counts)]
         return [
@@ -180,10 +205,9 @@ class TableBatchedEmbedding(nn.Module):
         """One result per group that has features: features as columns, or bags as rows."""
         first_bags = [0, *accumulate(bags)]
         bounds = offsets[torch.tensor(first_bags, device=offsets.device)]
-        ids = indices + torch.repeat_interleave(
-            features.first_rows.on(indices.device), bounds.diff(), output_size=indices.numel()
-        )
         groups = self.table_groups()
+        # Any group's will do: the results are the same.
+        ids = groups[0].step.lookup.add_first_rows(indices, bounds, features.first_rows.on(indices.device))
         ordered_of: Sequence[SortedIds | None] = [None] * len(groups)
         if ordered is not None:
             ordered_of = ordered.split([0, *accumulate(group.rows for group in groups[:-1])])

@@ -9,14 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tpuemb_torch.kernels.numbers import TableNumbers
+from tpuemb_torch.kernels.numbers import of_rows
 from tpuemb_torch.kernels.row_step import RowStep
-from tpuemb_torch.optimizers import StepNumbers
+from tpuemb_torch.optimizers import StepNumbers, UpdateRule
 from tpuemb_torch.preprocessing import SortedIds
 
 #: Distinct rows folded and stepped at a time.  Everything at once would allocate (and page in) temporaries of the
 #: size of the batch's rows in every step; a few thousand rows stay in cache.
 CHUNK_ROWS = 4096
+#: On a GPU each chunk is a few launches: there they are large.
+GPU_CHUNK_ROWS = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,50 +48,65 @@ class GradientRows:
         )
 
 
-def update_rows(
-    row_step: RowStep,
-    numbers: TableNumbers,
-    step: StepNumbers,
-    row_starts: Tensor,
-    state: Sequence[Tensor],
-    ids: SortedIds,
-    gradient: GradientRows,
-) -> None:
-    """Steps every distinct row once, in place.
+class ChunkedStep:
+    """Folds and steps a few thousand rows at a time.
 
     Args:
-        row_step: the group's step of some rows.
-        numbers: the group's numbers, and `step` those of this step.
-        step: from `numbers.step`.
-        row_starts: int64 `[tables + 1]`.
-        state: weights and slots, each `[rows, dim]`.
-        ids: the sorted ids.
-        gradient: the gradients to fold.
+        rule: the update rule.
+        row_step: its step of some rows.
     """
-    for begin in range(0, ids.rows.numel(), CHUNK_ROWS):
-        rows = ids.rows[begin : begin + CHUNK_ROWS]
-        folded = gradient.fold(ids.starts[begin : begin + CHUNK_ROWS + 1])
-        row_step(numbers.of_rows(step, row_starts, rows), state, rows, folded)
+
+    def __init__(self, rule: UpdateRule, row_step: RowStep) -> None:
+        self._sweeps = rule.sweeps_all_rows
+        self._row_step = row_step
+
+    def __call__(
+        self,
+        numbers: StepNumbers,
+        row_starts: Tensor,
+        state: Sequence[Tensor],
+        ids: SortedIds,
+        bag: Tensor,
+        gains: Tensor | None,
+        gradient: Tensor,
+    ) -> None:
+        """Steps the rows in place.
+
+        Args:
+            numbers: float32 `[tables]` each.
+            row_starts: int64 `[tables + 1]`, first row of each table in the group's buffer.
+            state: weights and slots, float32 `[rows, dim]` each.
+            ids: the sorted ids.
+            bag: int64 `[n]`, row of `gradient` that each id of the lookup's bag received.
+            gains: float32 `[n]` in the order of the lookup, or None for 1.0 each.
+            gradient: float32 `[bags, dim]`.
+        """
+        folded = GradientRows(gradient, bag[ids.order], None if gains is None else gains[ids.order])
+        chunks = _all_rows(state[0], ids, folded) if self._sweeps else _touched_rows(ids, folded)
+        for rows, chunk in chunks:
+            self._row_step(of_rows(numbers, row_starts, rows), state, rows, chunk)
 
 
-def sweep_rows(
-    row_step: RowStep,
-    numbers: TableNumbers,
-    step: StepNumbers,
-    row_starts: Tensor,
-    state: Sequence[Tensor],
-    ids: SortedIds,
-    gradient: GradientRows,
-) -> None:
-    """Steps every row of the group once, those without a lookup with gradient 0 (non-lazy Adam and Lion)."""
-    for begin, rows in _all_rows(state[0].shape[0], state[0].device):
-        dense = state[0].new_zeros(rows.numel(), state[0].shape[1])
+def _touched_rows(ids: SortedIds, gradient: GradientRows) -> Iterator[tuple[Tensor, Tensor]]:
+    """Chunks of the distinct rows with their gradients."""
+    chunk = _chunk_rows(ids.rows)
+    for begin in range(0, ids.rows.numel(), chunk):
+        end = begin + chunk
+        yield ids.rows[begin:end], gradient.fold(ids.starts[begin : end + 1])
+
+
+def _all_rows(weights: Tensor, ids: SortedIds, gradient: GradientRows) -> Iterator[tuple[Tensor, Tensor]]:
+    """Chunks of all rows, those without a lookup with gradient 0 (non-lazy Adam and Lion)."""
+    count, dim = weights.shape
+    chunk = _chunk_rows(weights)
+    for begin in range(0, count, chunk):
+        rows = torch.arange(begin, min(begin + chunk, count), device=weights.device)
+        dense = weights.new_zeros(rows.numel(), dim)
         first, last = torch.searchsorted(ids.rows, torch.stack([rows[0], rows[-1] + 1])).tolist()
         if first < last:
             dense.index_copy_(0, ids.rows[first:last] - begin, gradient.fold(ids.starts[first : last + 1]))
-        row_step(numbers.of_rows(step, row_starts, rows), state, rows, dense)
+        yield rows, dense
 
 
-def _all_rows(count: int, device: torch.device) -> Iterator[tuple[int, Tensor]]:
-    for begin in range(0, count, CHUNK_ROWS):
-        yield begin, torch.arange(begin, min(begin + CHUNK_ROWS, count), device=device)
+def _chunk_rows(tensor: Tensor) -> int:
+    return CHUNK_ROWS if tensor.device.type == "cpu" else GPU_CHUNK_ROWS

@@ -1,0 +1,1 @@
+"""Benchmarks: the embedding step beside other libraries' (`bench_step`), and configurations (`bench_config`)."""
