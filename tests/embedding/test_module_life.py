@@ -130,5 +130,5 @@ def test_the_compiled_kernel_equals_the_eager_one(optimizer: str) -> None:
 
 def test_tracing_is_refused_by_name() -> None:
     model = torch.nn.Sequential(tpuemb.TPUEmbedding(config_text("sgd")))
-    with pytest.raises(TypeError, match="cannot be traced.*tpuemb_torch.TrainPipeline"):
+    with pytest.raises(TypeError, match=r"cannot be traced.*tpuemb_torch\.TrainPipeline"):
         torch.fx.symbolic_trace(model)

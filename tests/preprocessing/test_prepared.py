@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from typing import Any
 
@@ -163,6 +164,9 @@ def test_fast_paths_equal_the_general_one() -> None:
     wanted = emb({name: tpuemb.Ragged(splits, values) for name, values in ids.items()})
     for form in (ids, list(ids.values()), tuple(ids.values()), {k: ids[k].int() for k in "zyx"}):
         assert all(torch.equal(emb(form)[name], wanted[name]) for name in wanted)
+    # Another form for one of them takes the way that looks at each feature.
+    mixed = {**ids, "y": tpuemb.Ragged(splits, ids["y"])}
+    assert all(torch.equal(emb(mixed)[name], wanted[name]) for name in wanted)
     lengths = {name: torch.tensor(rng.integers(0, 4, 5)) for name in "xyz"}
     bags = {name: torch.tensor(rng.integers(0, 7, int(n.sum()))) for name, n in lengths.items()}
     weights = {name: torch.rand(values.numel()) for name, values in bags.items()}
@@ -174,6 +178,20 @@ def test_fast_paths_equal_the_general_one() -> None:
         lengths=torch.cat([lengths[n] for n in "zxy"]),
     )
     assert all(torch.equal(emb(kjt)[name], wanted[name]) for name in wanted)
+    parts = {n: tpuemb.Ragged(torch.cat([splits[:1], lengths[n].cumsum(0)]), bags[n], weights[n]) for n in "xyz"}
+    double = tpuemb.Ragged(parts["y"].row_splits.int(), parts["y"].ids.int(), parts["y"].weights.double())
+    assert all(torch.equal(emb({**parts, "y": double})[name], wanted[name]) for name in wanted)
+    for change, message in (
+        ({"row_splits": parts["y"].row_splits + 1}, r"feature 'y': row_splits\[0\] is 1"),
+        ({"row_splits": parts["y"].row_splits.flip(0)}, "feature 'y': row_splits"),
+        ({"row_splits": parts["y"].row_splits[:3]}, "feature 'y': row_splits ends at|has 2 rows"),
+        ({"ids": parts["y"].ids[1:]}, "feature 'y': row_splits ends at"),
+        ({"weights": parts["y"].weights[1:]}, "feature 'y': .* weights for"),
+        ({"weights": parts["y"].weights * float("nan")}, "feature 'y': weight 0 is nan"),
+        ({"ids": parts["y"].ids + 7}, "feature 'y': id"),
+    ):
+        with pytest.raises(tpuemb.InputError, match=message):
+            emb({**parts, "y": dataclasses.replace(parts["y"], **change)})
     bad = {**ids, "y": torch.tensor([0, 1, 7, 2, 3])}
     with pytest.raises(tpuemb.InputError, match="feature 'y': id 7 at position 2 is outside table 'b'"):
         emb(bad)

@@ -15,7 +15,7 @@ from tpuemb_torch.config import Config
 from tpuemb_torch.preprocessing.bags import FeatureBags
 from tpuemb_torch.preprocessing.deduplication import DeduplicationData
 from tpuemb_torch.preprocessing.distinct import SortedIds, sort_ids
-from tpuemb_torch.preprocessing.inputs import InputError
+from tpuemb_torch.preprocessing.inputs import InputError, Ragged
 from tpuemb_torch.preprocessing.keyed import Key, KeyedPreparation
 from tpuemb_torch.preprocessing.prepared import PreparedBatch, PreparedInput, first_bags
 from tpuemb_torch.preprocessing.slots import SlotLayout
@@ -160,11 +160,50 @@ class BatchPreparation:
             values = [features[index] for index in self.order]
         else:
             return None
-        return _one_id_each(values)
+        return _all_ragged(values) if isinstance(values[0], Ragged) else _one_id_each(values)
 
     def _origin(self, combiners: Mapping[str, str]) -> str:
         described = repr([combiners[table.name] for table in self.config.tables]).encode()
         return hashlib.sha256(self.config.serialize() + described).hexdigest()[:16]
+
+
+def _all_ragged(values: Sequence[object]) -> tuple[Tensor, Tensor, Tensor | None, int] | None:
+    """Ragged features with the same number of rows, else None; so is what is malformed, for the other path to name."""
+    if not all(
+        isinstance(value, Ragged)
+        and value.batch_size is None
+        and isinstance(value.row_splits, Tensor)
+        and isinstance(value.ids, Tensor)
+        and value.ids.dim() == 1
+        for value in values
+    ):
+        return None
+    ragged: list[Ragged] = list(values)  # type: ignore[arg-type]
+    first = ragged[0]
+    kinds = {(r.row_splits.shape, r.row_splits.dtype, r.ids.dtype, r.ids.device, r.weights is None) for r in ragged}
+    integers = (torch.int32, torch.int64)
+    if len(kinds) > 1 or first.row_splits.dim() != 1 or first.row_splits.numel() == 0:
+        return None
+    if first.row_splits.dtype not in integers or first.ids.dtype not in integers or first.ids.is_meta:
+        return None
+    splits = torch.stack([r.row_splits for r in ragged])
+    counts = [r.ids.numel() for r in ragged]
+    lengths = splits.diff(dim=1)
+    if bool((splits[:, 0] != 0).any() | (lengths < 0).any()) or splits[:, -1].tolist() != counts:
+        return None
+    weights = None
+    if first.weights is not None:
+        given = [r.weights for r in ragged]
+        if not all(
+            isinstance(w, Tensor) and w.dtype is torch.float32 and w.shape == r.ids.shape
+            for w, r in zip(given, ragged, strict=True)
+        ):
+            return None
+        weights = torch.cat(given).detach()  # type: ignore[arg-type]
+        if not bool(torch.isfinite(weights).all()):
+            return None
+    ids = torch.cat([r.ids for r in ragged]).long()
+    return ids, lengths.reshape(-1).long(), weights, first.row_splits.numel() - 1
 
 
 def _one_id_each(values: Sequence[object]) -> tuple[Tensor, Tensor, None, int] | None:

@@ -50,6 +50,10 @@ def check_ids(
     Raises:
         InputError: under "error"; names feature, table, position, id and limit.
     """
+    if ids.numel():
+        low, high = torch.aminmax(ids)
+        if int(low) >= 0 and int(high) < int(limits.min()):
+            return ids, offsets, weights  # within the smallest table: no look at each id's own
     limit = torch.repeat_interleave(limits, ids_per_key, output_size=ids.numel())
     bad = (ids < 0) | (ids >= limit)
     if not bool(bad.any()):
