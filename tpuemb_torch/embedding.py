@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection as AbstractCollection
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tpuemb_torch.collection import Combiners, TPUEmbeddingBagCollection, resolve_combiners
 from tpuemb_torch.config import Config, load_config
 from tpuemb_torch.kernels.step_inputs import check_rates
-from tpuemb_torch.preprocessing import DeduplicationData, InputError, PreparedBatch
+from tpuemb_torch.preprocessing import DeduplicationData, PreparedBatch, rejecting
 from tpuemb_torch.sent_steps import SentStep
 from tpuemb_torch.sharding import PlanLike, ShardedTPUEmbeddingBagCollection, TPUEmbeddingSharder, shard_collection
 from tpuemb_torch.sharding import parameters as parameter_io
@@ -124,7 +124,7 @@ class TPUEmbedding(CountsInput, nn.Module):
         if train:
             self._check_trainable()
         with self.rejecting():
-            batch = self._prepare(features)
+            batch = self.preparation(features)
         return self._by_name(self._look_up(batch, train))
 
     def masks(self, features: object) -> dict[str, Tensor]:
@@ -140,7 +140,7 @@ class TPUEmbedding(CountsInput, nn.Module):
         Raises:
             InputError: for a malformed batch.
         """
-        return self.preparation.masks(self._prepare(features))
+        return self.preparation.masks(self.preparation(features))
 
     def set_learning_rates(self, learning_rates: Sequence[float | Tensor]) -> None:
         """Sets the dynamic learning rates, one scalar per tag, for the backwards from here on.
@@ -178,21 +178,15 @@ class TPUEmbedding(CountsInput, nn.Module):
             if combiners is not None and isinstance(features, PreparedBatch):
                 raise ValueError("a PreparedBatch has its combiners already: give none with it")
             by_table = None if combiners is None else resolve_combiners(self.config, combiners)
-            batch = self._prepare(features, by_table)
+            batch = self.preparation(features, combiners=by_table)
             self._queue.check_room()
         # A batch that one rank rejects must be in no rank's queue.
         self.collection.confirm()
         self._queue.enqueue(mode, batch)
 
-    @contextmanager
-    def rejecting(self) -> Iterator[None]:
+    def rejecting(self) -> AbstractContextManager[None]:
         """Tells the other ranks of an error inside, which wait in their part of the same call."""
-        try:
-            yield
-        except Exception as error:
-            with suppress(InputError):
-                self.collection.reject(error if isinstance(error, InputError) else InputError(str(error)))
-            raise
+        return rejecting(self.collection.reject)
 
     def recv_activations(self, deduplication_data: DeduplicationData | None = None) -> list[Tensor]:
         """Activations of the next batch, in the config's order; float32, without gradient.
@@ -357,13 +351,6 @@ class TPUEmbedding(CountsInput, nn.Module):
 
     def _trains(self) -> bool:
         return self.training and torch.is_grad_enabled() and self.config.mode != "inference"
-
-    def _prepare(self, features: object, combiners: Mapping[str, str] | None = None) -> PreparedBatch:
-        """Features (or a batch that is prepared already) as a prepared batch."""
-        if not isinstance(features, PreparedBatch):
-            return self.preparation(features, combiners=combiners)
-        self.preparation.check_origin(features)
-        return features
 
     def _start(self, batch: PreparedBatch) -> Any:
         """Begins a lookup: in a sharded layer, its ids are on their way to the ranks that hold the rows."""

@@ -263,9 +263,6 @@ def _getter(where: Getter) -> Callable[[Any], Any]:
 def _prepare(layer: TPUEmbedding, get: Callable[[Any], Any], batch: Any) -> tuple[Any, PreparedBatch]:
     """On the other thread: the features of a batch, and what the lookup needs of them."""
     features = get(batch)
-    if isinstance(features, PreparedBatch):
-        layer.preparation.check_origin(features)
-        return features, features
     # The kernel of a sharded layer sees the ids of all ranks: sorting this rank's does not help it.
     return features, layer.preparation(features, deduplicate=layer.collection.process_group is None)
 

@@ -8,6 +8,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal
 
+from tpuemb_torch.config.shards import shard_rows
+
 Sharding = Literal["row_wise", "table_wise", "column_wise", "table_row_wise"]
 SHARDINGS: tuple[Sharding, ...] = ("row_wise", "table_wise", "column_wise", "table_row_wise")
 
@@ -44,14 +46,6 @@ class PlannedTable:
         return self.vocabulary_size * self.dimension * _FLOAT32_BYTES
 
 
-def shard_rows(vocabulary_size: int, num_shards: int, shard: int) -> int:
-    """Rows of one of `num_shards` shards: V // n, one more in the first V % n; the same for DIV and MOD.
-
-    Source: tensorflow/core/tpu/ops/tpu_embedding_shape_util.cc.
-    """
-    return vocabulary_size // num_shards + (shard < vocabulary_size % num_shards)
-
-
 @dataclass(frozen=True)
 class TablePlan:
     """How one table is cut, and the ranks of its shards in their order.
@@ -76,9 +70,10 @@ class TablePlan:
 
     def rows(self, shard: int) -> int:
         """Rows of a shard, by its place in `ranks`."""
-        return shard_rows(
-            self.table.vocabulary_size, len(self.ranks) if self.by_rows else 1, shard if self.by_rows else 0
-        )
+        if not self.by_rows:
+            return self.table.vocabulary_size
+        # MOD gives as many rows as DIV.
+        return len(shard_rows(self.table.vocabulary_size, len(self.ranks), shard, "div"))
 
     def batch_bytes(self, world_size: int) -> int:
         """Estimated bytes of a step in the memory of each rank with a shard, beside the shard.

@@ -10,7 +10,7 @@ from tpuemb_torch.preprocessing.deduplication import DeduplicationData  # noqa: 
 from tpuemb_torch.preprocessing.distinct import SortedIds, sort_ids  # noqa: E402
 from tpuemb_torch.preprocessing.gains import COMBINERS, combiner_codes, gains  # noqa: E402
 from tpuemb_torch.preprocessing.id_checks import ID_POLICIES, check_ids  # noqa: E402
-from tpuemb_torch.preprocessing.inputs import InputError, Ragged, Sparse  # noqa: E402
+from tpuemb_torch.preprocessing.inputs import InputError, Ragged, Sparse, rejecting  # noqa: E402
 from tpuemb_torch.preprocessing.keyed import Key, KeyedPreparation  # noqa: E402
 from tpuemb_torch.preprocessing.prepared import PreparedBatch, PreparedInput  # noqa: E402
 from tpuemb_torch.preprocessing.slots import SlotLayout, over_slots  # noqa: E402
@@ -34,6 +34,7 @@ __all__ = [
     "combiner_codes",
     "gains",
     "over_slots",
+    "rejecting",
     "sort_ids",
     "to_bags",
 ]

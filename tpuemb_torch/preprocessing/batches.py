@@ -63,13 +63,16 @@ class BatchPreparation:
         """Prepares a batch.
 
         Args:
-            features: as for `TPUEmbedding.forward`.
+            features: as for `TPUEmbedding.forward`; a batch that is prepared already is checked to be of this layer.
             deduplicate: whether to sort the ids as well, which an unsharded step then need not do.
             combiners: combiners by table for this batch, instead of the layer's.
 
         Raises:
             InputError: for a malformed batch.
         """
+        if isinstance(features, PreparedBatch):
+            self._check_origin(features)
+            return self.deduplicated(features) if deduplicate else features
         origin = self.origin if combiners is None else self._origin(combiners)
         flat = self._flat(features)
         if flat is None:
@@ -131,7 +134,7 @@ class BatchPreparation:
             (in_config_order(prepared.lengths, first, bags_of),),
         )
 
-    def check_origin(self, batch: PreparedBatch) -> None:
+    def _check_origin(self, batch: PreparedBatch) -> None:
         """Raises InputError for a batch that was prepared for another config or other combiners."""
         if batch.origin != self.origin:
             raise InputError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -49,6 +51,17 @@ class Ragged:
     ids: Tensor
     weights: Tensor | None = None
     batch_size: int | None = None
+
+
+@contextmanager
+def rejecting(reject: Callable[[InputError], None]) -> Iterator[None]:
+    """Tells the other ranks of an error inside, by `reject`; they wait in their part of the same call."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(InputError):
+            reject(error if isinstance(error, InputError) else InputError(str(error)))
+        raise
 
 
 _INTEGERS = (torch.int32, torch.int64)

@@ -41,7 +41,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 from tpuemb_torch.collection import TPUEmbeddingBagCollection
 from tpuemb_torch.kernels import StepSource, StoredPart, TableBatchedEmbedding
 from tpuemb_torch.optimizers.trainability import may_differentiate
-from tpuemb_torch.preprocessing import InputError, PreparedInput, over_slots
+from tpuemb_torch.preprocessing import InputError, PreparedInput, over_slots, rejecting
 from tpuemb_torch.sent_steps import StepQueue, drain_before
 from tpuemb_torch.sharding.exchange import Piece, move
 from tpuemb_torch.sharding.placement import RowPlacement
@@ -214,12 +214,8 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
     ) -> Awaitable[Awaitable[KJTList]]:
         """Prepares the batch, agrees with the other ranks on a common size, and distributes it."""
         with torch.no_grad():
-            try:
+            with rejecting(self.reject):
                 prepared = features if isinstance(features, PreparedInput) else self.preparation.of_kjt(features)
-            except Exception as error:
-                with suppress(InputError):
-                    self.reject(error if isinstance(error, InputError) else InputError(str(error)))
-                raise
             slots = self.feature_preparation.slots if prepared.by_feature else [1] * len(self.keys)
             ctx.own_stride = max((-(-bags // n) for bags, n in zip(prepared.bags, slots, strict=True)), default=0)
             stride, weighted = self._agree(None, ctx.own_stride, prepared.gains is not None)
