@@ -12,6 +12,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from tpuemb_torch.config import Config, Table, load_config
+from tpuemb_torch.fused_weights import FusedWeight, OutsideUse, check_not_replicated, watch
 from tpuemb_torch.kernels import StepSource, StoredPart, TableBatchedEmbedding, TablePart, check_kernel, group_key
 from tpuemb_torch.optimizers.trainability import check_experimental, may_differentiate, training_refusal
 from tpuemb_torch.preprocessing import (
@@ -107,7 +108,8 @@ class TPUEmbeddingBagCollection(CountsInput, EmbeddingBagCollection):
         self.gradient_reduction = gradient_reduction
         self.seed = seed
         self.kernel_kind = kernel
-        self.training_refusal = training_refusal(config, check_experimental(experimental))
+        self.experimental = check_experimental(experimental)
+        self.training_refusal = training_refusal(config, self.experimental)
         self.keys = [key for table in tables for key in keys_of[table.name]]
         self.preparation = KeyedPreparation(self.keys, id_policy)
         self.feature_preparation = BatchPreparation(config, self.keys, id_policy)
@@ -124,6 +126,7 @@ class TPUEmbeddingBagCollection(CountsInput, EmbeddingBagCollection):
             [part_of[config.features[index].table.name] for index in self.feature_preparation.order]
         )
         self._statistics = InputStatistics(config, self.keys)
+        self._outside_uses = {table.name: OutsideUse(table) for table in tables}
         self._link_weights()
         self.register_load_state_dict_post_hook(_take_assigned_weights)
         self.register_state_dict_pre_hook(drain_before)
@@ -142,13 +145,14 @@ class TPUEmbeddingBagCollection(CountsInput, EmbeddingBagCollection):
             InputError: for a malformed batch; nothing is looked up then.
         """
         self._check_allocated()
+        self.check_not_replicated()
         prepared = self.statistics.record(self.preparation.of_kjt(features))
         with torch.set_grad_enabled(may_differentiate(self.training_refusal, self.training)):
             values = self.kernel(prepared.ids, prepared.offsets, prepared.gains, prepared.ordered)
         return KeyedTensor(self.preparation.names, self._dims, values)
 
-    def start(self, prepared: PreparedInput) -> PreparedInput:
-        """Begins the lookup of features that are prepared; there is nothing to send anywhere."""
+    def start(self, prepared: PreparedInput, *, compare_rates: bool = False) -> PreparedInput:
+        """Begins the lookup of features that are prepared; there is nothing to send anywhere, and no one's rates."""
         return self.statistics.record(prepared)
 
     def finish(self, started: PreparedInput) -> list[Tensor]:
@@ -161,6 +165,7 @@ class TPUEmbeddingBagCollection(CountsInput, EmbeddingBagCollection):
             float32 `[samples, dim]` per feature, in the order of `feature_preparation`.
         """
         self._check_allocated()
+        self.check_not_replicated()
         with torch.set_grad_enabled(may_differentiate(self.training_refusal, self.training)):
             return self.kernel.look_up_bags(
                 self._lookup_features, started.ids, started.offsets, started.gains, started.bags, started.ordered
@@ -190,6 +195,12 @@ class TPUEmbeddingBagCollection(CountsInput, EmbeddingBagCollection):
         self._check_allocated()
         self.step_queue.drain()
         return self.kernel.stored()
+
+    def check_not_replicated(self) -> None:
+        """Raises RuntimeError in training inside a DistributedDataParallel, whose ranks would each train own tables."""
+        if self.training and torch.is_grad_enabled():
+            uses = self._outside_uses.values()
+            check_not_replicated(uses, "has a copy of the tables on each rank, each trained by its own rank alone")
 
     def _check_allocated(self) -> None:
         if self._device.type == "meta":
@@ -221,8 +232,10 @@ class TPUEmbeddingBagCollection(CountsInput, EmbeddingBagCollection):
     def _link_weights(self) -> None:
         """Makes `embedding_bags.<table>.weight` views of the kernel's buffers."""
         for stored in self.kernel.stored():
-            bag = self.embedding_bags[self.bag_names[stored.part.table.name]]
-            bag.weight = nn.Parameter(stored.tensors["parameters"], requires_grad=False)
+            table = stored.part.table.name
+            bag = self.embedding_bags[self.bag_names[table]]
+            bag.weight = FusedWeight(stored.tensors["parameters"], requires_grad=False)
+            watch(bag.weight, self._outside_uses[table])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TPUEmbeddingBagCollection:
         if fn(torch.empty(0)).dtype != torch.float32:

@@ -112,12 +112,13 @@ class TPUEmbedding(CountsInput, nn.Module):
             TypeError: if it is traced.
             NotImplementedError: in training, for tables that do not train (see `experimental`).
         """
-        if isinstance(features, torch.fx.Proxy):
+        if _is_traced(features):
             raise TypeError(
                 "TPUEmbedding cannot be traced, as TorchRec's train pipelines do with a model: use "
                 "tpuemb_torch.TrainPipeline, or a TPUEmbeddingBagCollection in the model"
             )
         if self._supplied is not None:
+            self.collection.check_not_replicated()
             return self._supplied.take(features)
         self.collection.step_queue.drain()
         train = self._trains()
@@ -125,7 +126,7 @@ class TPUEmbedding(CountsInput, nn.Module):
             self._check_trainable()
         with self.rejecting():
             batch = self.preparation(features)
-        return self._by_name(self._look_up(batch, train))
+        return self._by_name(self._look_up(batch, train, compare_rates=True))
 
     def masks(self, features: object) -> dict[str, Tensor]:
         """Which samples have an id.
@@ -352,9 +353,14 @@ class TPUEmbedding(CountsInput, nn.Module):
     def _trains(self) -> bool:
         return self.training and torch.is_grad_enabled() and self.config.mode != "inference"
 
-    def _start(self, batch: PreparedBatch) -> Any:
-        """Begins a lookup: in a sharded layer, its ids are on their way to the ranks that hold the rows."""
-        return self.collection.start(batch.input)
+    def _start(self, batch: PreparedBatch, compare_rates: bool = False) -> Any:
+        """Begins a lookup: in a sharded layer, its ids are on their way to the ranks that hold the rows.
+
+        Args:
+            batch: what to look up.
+            compare_rates: whether ranks compare their learning rates, which nothing does at the step of `backward()`.
+        """
+        return self.collection.start(batch.input, compare_rates=compare_rates)
 
     def _finish(self, batch: PreparedBatch, started: Any, train: bool) -> list[Tensor]:
         """Activations of a lookup that was begun, in the config's order."""
@@ -366,8 +372,8 @@ class TPUEmbedding(CountsInput, nn.Module):
                 for index, (feature, shape) in enumerate(zip(self.config.features, batch.shapes, strict=True))
             ]
 
-    def _look_up(self, batch: PreparedBatch, train: bool) -> list[Tensor]:
-        return self._finish(batch, self._start(batch), train)
+    def _look_up(self, batch: PreparedBatch, train: bool, compare_rates: bool = False) -> list[Tensor]:
+        return self._finish(batch, self._start(batch, compare_rates), train)
 
     def _by_name(self, activations: Sequence[Tensor]) -> dict[str, Tensor]:
         return dict(zip((feature.name for feature in self.config.features), activations, strict=True))
@@ -378,6 +384,7 @@ def shard(
     plan: PlanLike = "auto",
     process_group: dist.ProcessGroup | None = None,
     device: str | torch.device | None = None,
+    exchange: str | Mapping[str, str] | None = None,
 ) -> TPUEmbedding:
     """Shards an embedding layer over the ranks of a process group (collective).
 
@@ -388,6 +395,8 @@ def shard(
             memory of the smallest GPU, or of each CPU rank's part of its machine.
         process_group: default: the world.
         device: where this rank's part lives; default: the CPU, or the current CUDA device under NCCL.
+        exchange: what ranks send each other, for all tables or by table name: "pooled", "distinct" or "auto" (the
+            default), as for `make_plan`.  A ready plan says it itself.
 
     Returns:
         A new layer with the same parameters and slots, spread over the ranks.
@@ -401,8 +410,16 @@ def shard(
     sharded = TPUEmbedding.__new__(TPUEmbedding)
     nn.Module.__init__(sharded)
     where = None if device is None else torch.device(device)
-    sharded._use(shard_collection(embedding.collection, plan, process_group, where))
+    sharded._use(shard_collection(embedding.collection, plan, process_group, where, exchange))
     return sharded
+
+
+def _is_traced(features: object) -> bool:
+    if isinstance(features, Mapping):
+        features = next(iter(features.values()), None)
+    elif isinstance(features, list | tuple):
+        features = next(iter(features), None)
+    return isinstance(features, torch.fx.Proxy)
 
 
 def sharders() -> list[TPUEmbeddingSharder]:

@@ -195,7 +195,7 @@ class TrainPipeline:
             try:
                 torch.sum(losses).backward()
                 rates = {
-                    index: layer.collection.steps().rates
+                    index: layer.collection.steps.required()
                     for index, (layer, _) in enumerate(self._layers)
                     if step.trains[index]
                 }

@@ -42,7 +42,7 @@ def train_and_save(rank: int, world: int, path: str, strategy: str, plan: Any, h
 
 
 def load_and_save(rank: int, world: int, source: str, target: str, strategy: str, plan: Any) -> Any:
-    embedding = sharded(strategy, plan, seed=6 + rank)
+    embedding = sharded(strategy, plan, seed=6)
     extra = load(source, embedding)
     save(target, embedding, step=2, extra=extra)
     return extra, cases.to_numpy(embedding.retrieve_parameters())

@@ -26,7 +26,7 @@ def test_text() -> None:
     assert [line[:3] for line in ranks] == [["0", "2", "38"], ["1", "2", "38"], ["2", "2", "37"], ["3", "2", "37"]]
     assert ranks[3][3:7] == ["992", "B", "1.2", "KiB"]
     users = next(line for line in lines if line.split()[:1] == ["users"])
-    assert users.split() == ["users", "row_wise", "0-3", "25", "8", "3.1", "KiB", "3.1", "KiB"]
+    assert users.split() == ["users", "row_wise", "pooled", "0-3", "25", "8", "3.1", "KiB", "3.1", "KiB"]
 
 
 def test_json() -> None:
@@ -59,13 +59,22 @@ def test_the_plan_file(tmp_path: Path) -> None:
         assert plan == tpuemb.make_plan(tpuemb.load_config(VALID), 2, sharding={"users": "table_wise", "items": "auto"})
 
 
-def test_pooling_factors_of_statistics(tmp_path: Path) -> None:
+def test_batches_of_statistics(tmp_path: Path) -> None:
     own = (plain_stats("users", 100, [[[1, 2, 3], [4]]], 1),)
     rank = Stats(own, 1, "div", 1, 0)
     save_stats(Stats(own, 1, "div", 1, None, (rank,)), tmp_path)
     result = run("plan", VALID, "--world-size", 2, "--stats", tmp_path, "--json")
     assert result.json["tables"]["users"]["pooling_factor"] == 2.0
+    assert result.json["tables"]["users"]["distinct_ids"] == 4.0
     assert result.json["tables"]["items"]["pooling_factor"] == 1.0
+    assert "distinct_ids" not in result.json["tables"]["items"]
+
+
+def test_what_ranks_exchange() -> None:
+    rows = ("plan", VALID, "--world-size", 2, "--sharding", "row_wise", "--json", "--exchange")
+    for exchange in ("pooled", "distinct"):
+        assert {table["exchange"] for table in run(*rows, exchange).json["tables"].values()} == {exchange}
+    assert run(*rows, "rows").code == 2
 
 
 def test_wrong_input(tmp_path: Path) -> None:

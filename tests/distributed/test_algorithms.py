@@ -124,10 +124,10 @@ def train(embedding: tpuemb.TPUEmbedding, batches: list[dict[str, Any]], sent: l
     return {table: {slot: t.numpy() for slot, t in slots.items()} for table, slots in parameters.items()}
 
 
-def on_ranks(rank: int, world: int, plan: str) -> State:
+def on_ranks(rank: int, world: int, plan: str, exchange: str) -> State:
     embedding = tpuemb.TPUEmbedding(config(), device="meta", experimental={"mdl_adagrad_light"})
     steps = range(len(SIZES))
-    sharded = tpuemb.shard(embedding, plan)
+    sharded = tpuemb.shard(embedding, plan, exchange=exchange)
     return train(sharded, [part(t, rank) for t in steps], [gradients(t, rank) for t in steps])
 
 
@@ -184,11 +184,13 @@ def assert_close(actual: State, expected: State, rtol: float, atol: float, skip:
             np.testing.assert_allclose(actual[table][slot], values, rtol=rtol, atol=atol, err_msg=f"{table} {slot}")
 
 
-@pytest.mark.parametrize("plan", ["row_wise", "table_wise"])
-def test_every_algorithm_equals_one_process_and_float64(plan: str) -> None:
+@pytest.mark.parametrize(
+    ("plan", "exchange"), [("row_wise", "pooled"), ("row_wise", "distinct"), ("table_wise", "pooled")]
+)
+def test_every_algorithm_equals_one_process_and_float64(plan: str, exchange: str) -> None:
     single, double = one_process(), float64()
     assert_close(single, double, rtol=1e-4, atol=1e-5, skip="-disabled")  # there the ranks are steps of their own
-    for result in run_ranks(2, on_ranks, plan):
+    for result in run_ranks(2, on_ranks, plan, exchange):
         assert_close(result, single, rtol=1e-5, atol=1e-6, skip="-disabled")
         assert_close(result, double, rtol=1e-4, atol=1e-5)
 

@@ -31,8 +31,8 @@ def gradient(rank: int) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(rank).normal(size=(4, 3)).astype(np.float32))
 
 
-def one_step(rank: int, world: int, extra: str, layout: str, plan: str) -> Any:
-    embedding = tpuemb.shard(tpuemb.TPUEmbedding(one_table(extra, layout), seed=1), plan)
+def one_step(rank: int, world: int, extra: str, layout: str, plan: str, exchange: str = "auto") -> Any:
+    embedding = tpuemb.shard(tpuemb.TPUEmbedding(one_table(extra, layout), seed=1), plan, exchange=exchange)
     before = cases.to_numpy(embedding.retrieve_parameters())["f"]
     embedding.enqueue([torch.tensor(IDS[rank])])
     (activation,) = embedding.recv_activations()
@@ -40,10 +40,11 @@ def one_step(rank: int, world: int, extra: str, layout: str, plan: str) -> Any:
     return before, activation.numpy(), cases.to_numpy(embedding.retrieve_parameters())["f"]
 
 
+@pytest.mark.parametrize("exchange", ["pooled", "distinct"])
 @pytest.mark.parametrize("plan", ["row_wise", "table_wise"])
-def test_without_accumulation_each_rank_is_a_step_in_rank_order(plan: str) -> None:
+def test_without_accumulation_each_rank_is_a_step_in_rank_order(plan: str, exchange: str) -> None:
     extra = "gradient_accumulation_status: DISABLED gradient_clipping_limits { upper { value: 0.5 } }"
-    results = run_ranks(2, one_step, extra, "feature", plan)
+    results = run_ranks(2, one_step, extra, "feature", plan, exchange)
     before, _, _ = results[0]
     optimizer = one_table(extra).tables[0].optimizer
     w, a = before["parameters"].astype(np.float64), before["accumulators"].astype(np.float64)
@@ -57,10 +58,11 @@ def test_without_accumulation_each_rank_is_a_step_in_rank_order(plan: str) -> No
         np.testing.assert_allclose(after["accumulators"], a, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("exchange", ["pooled", "distinct"])
 @pytest.mark.parametrize("plan", ["row_wise", "table_wise"])
-def test_gradients_are_clipped_after_the_sum_over_ranks(plan: str) -> None:
+def test_gradients_are_clipped_after_the_sum_over_ranks(plan: str, exchange: str) -> None:
     extra = "gradient_clipping_limits { lower { value: -0.5 } upper { value: 0.5 } }"
-    results = run_ranks(2, one_step, extra, "feature", plan)
+    results = run_ranks(2, one_step, extra, "feature", plan, exchange)
     before, _, _ = results[0]
     folded = np.zeros((5, 3))
     for rank, ids in enumerate(IDS):
@@ -74,11 +76,12 @@ def test_gradients_are_clipped_after_the_sum_over_ranks(plan: str) -> None:
         np.testing.assert_array_equal(after["parameters"][4], before["parameters"][4])
 
 
+@pytest.mark.parametrize("exchange", ["pooled", "distinct"])
 @pytest.mark.parametrize("plan", ["row_wise", "table_wise"])
-def test_simulated_quantization(plan: str) -> None:
+def test_simulated_quantization(plan: str, exchange: str) -> None:
     extra = """simulated_quantization { enabled: true num_buckets: 5
         clipping_limits { lower { value: -0.4 } upper { value: 0.4 } } }"""
-    for rank, (before, activation, _) in enumerate(run_ranks(2, one_step, extra, "feature", plan)):
+    for rank, (before, activation, _) in enumerate(run_ranks(2, one_step, extra, "feature", plan, exchange)):
         step = np.float32(0.8) / 4
         rows = np.clip(before["parameters"][IDS[rank]], -0.4, 0.4)
         np.testing.assert_allclose(activation, np.floor((rows + 0.4) / step + 0.5) * step - 0.4, rtol=1e-5, atol=1e-6)

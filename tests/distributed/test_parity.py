@@ -31,7 +31,7 @@ def sharded_run(rank: int, world: int, optimizer: str, strategy: str, plan: Any,
     if plan == "dmp":
         embedding = with_distributed_model_parallel(cfg)
     else:
-        embedding = tpuemb.shard(tpuemb.TPUEmbedding(cfg, cases.COMBINERS, seed=3), plan)
+        embedding = tpuemb.shard(tpuemb.TPUEmbedding(cfg, cases.COMBINERS, seed=3), plan, exchange="pooled")
     sizes = [SIZES[world][t][rank] for t in range(STEPS)]
     batches = [cases.make_batch(sizes[t], part_seed(t, rank, sizes[t])) for t in range(STEPS)]
     seeds = [[part_seed(t, rank, sizes[t])] for t in range(STEPS)]

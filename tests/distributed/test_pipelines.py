@@ -19,6 +19,7 @@ PIPELINED = "pipeline_execution_with_tensor_core: true"
 STEPS = 5
 RATES = [0.2, 0.1]
 PLANS = ["row_wise", "table_wise"]
+EXCHANGE = {"row_wise": "pooled", "table_wise": "distinct"}
 
 
 class Model(torch.nn.Module):
@@ -40,7 +41,7 @@ class Model(torch.nn.Module):
 def layer(pipelined: bool, plan: str | None = None) -> tpuemb.TPUEmbedding:
     emb = tpuemb.TPUEmbedding(config_text("adagrad") + (PIPELINED if pipelined else ""), COMBINERS)
     if plan is not None:
-        emb = tpuemb.shard(emb, plan)
+        emb = tpuemb.shard(emb, plan, exchange=EXCHANGE[plan])
     emb.set_learning_rates(RATES)
     return emb
 

@@ -20,6 +20,7 @@ ROOMS = (
     "statistics",
     "kernels",
     "sent_steps",
+    "fused_weights",
     "collection",
     "sharding",
     "step_protocol",

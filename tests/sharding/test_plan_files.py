@@ -21,9 +21,9 @@ KINDS = {"t0": "row_wise", "t1": "table_wise", "t2": "column_wise", "t3": "table
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(case=drawn(), nodes=st.integers(1, 3), local=st.integers(1, 3), ending=st.sampled_from(["yaml", "yml", "json"]))
 def test_round_trip(tmp_path: Path, case: Drawn, nodes: int, local: int, ending: str) -> None:
-    factors = {"t0": 2.5}
+    numbers = {"pooling_factors": {"t0": 2.5}, "distinct_ids": {"t0": 3.25}}
     try:
-        plan = make_plan(case.config, nodes * local, local, memory_per_rank="1GB", pooling_factors=factors)
+        plan = make_plan(case.config, nodes * local, local, memory_per_rank="1GB", **numbers)
     except PlanError as error:
         assert "give it a second row" in str(error)  # the one table that no plan can hold
         return
@@ -40,6 +40,7 @@ def test_what_a_file_looks_like(tmp_path: Path) -> None:
     assert content == {"tpuemb_plan": 1, "world_size": 4, "local_world_size": 2, "memory_per_rank": None}
     assert tables["t0"] == {
         "sharding": "row_wise",
+        "exchange": "pooled",
         "rows": 20,
         "dimension": 4,
         "slots": 1,

@@ -197,7 +197,7 @@ def test_wrong_arguments(arguments: dict[str, Any], field: str, words: str) -> N
 def test_what_cannot_be_built_is_refused(table: tuple[int, int, str, bool], kind: str, words: str) -> None:
     config = config_of([table])
     with pytest.raises(PlanError, match=words) as caught:
-        make_plan(config, 4, 2, kind)
+        make_plan(config, 4, 2, kind, exchange="pooled")
     assert caught.value.field == "table 't0'"
     make_plan(config, 4, 2)  # "auto" finds another way
 

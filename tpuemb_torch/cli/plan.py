@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tpuemb_torch.planning import Plan
 
 _KINDS = ("auto", "row_wise", "table_wise", "column_wise", "table_row_wise")
+_EXCHANGES = ("auto", "pooled", "distinct")
 _DEVICES = ("cuda", "cpu")
 _WIDTH_OF_A_FILE = 150
 
@@ -27,12 +28,15 @@ def plan(
     table: Annotated[
         list[str] | None, typer.Option("--table", metavar="NAME=KIND", help="For one table; may be given often.")
     ] = None,
+    exchange: Annotated[
+        str, typer.Option("--exchange", metavar="|".join(_EXCHANGES), help="What ranks send: sums, or distinct rows.")
+    ] = "auto",
     hbm: Annotated[
         str | None,
         typer.Option("--hbm", "--memory", metavar="SIZE", help="Memory of each rank for the tables: 80GB, 75GiB."),
     ] = None,
     stats: Annotated[
-        Path | None, typer.Option("--stats", metavar="DIR", help="Pooling factors from where write_stats() wrote.")
+        Path | None, typer.Option("--stats", metavar="DIR", help="What write_stats() wrote: ids of bags.")
     ] = None,
     device: Annotated[
         str, typer.Option("--device", metavar="|".join(_DEVICES), help="Whose bandwidths balance the load.")
@@ -53,6 +57,7 @@ def plan(
     """
     input_format = check_format(format)
     _check("--sharding", sharding, _KINDS)
+    _check("--exchange", exchange, _EXCHANGES)
     _check("--device", device, _DEVICES)
     own = dict(_own_kind(item) for item in table or [])
     if local_world_size is not None and world_size % local_world_size:
@@ -70,8 +75,9 @@ def plan(
         if unknown:
             raise PlanError("--table", f"no table {unknown[0]!r}: {file} has {', '.join(names)}")
         kinds = {name: own.get(name, sharding) for name in names}
-        factors = None if stats is None else read_stats(stats).pooling_factors()
-        made = make_plan(config, world_size, local_world_size, kinds, memory, factors, device)
+        seen = None if stats is None else read_stats(stats)
+        factors, distinct = (None, None) if seen is None else (seen.pooling_factors(), seen.distinct_ids())
+        made = make_plan(config, world_size, local_world_size, kinds, memory, factors, device, exchange, distinct)
         written = _write(made, str(file), out, png, html)
     if json:
         from tpuemb_torch.report import describe_plan

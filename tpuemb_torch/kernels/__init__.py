@@ -2,7 +2,7 @@
 
 from tpuemb_torch.kernels.group import FusedLookup, TableGroup, group_key
 from tpuemb_torch.kernels.step_inputs import StepInputs, StepSource
-from tpuemb_torch.kernels.table_batched import KERNELS, TableBatchedEmbedding, check_kernel
+from tpuemb_torch.kernels.table_batched import KERNELS, TableBatchedEmbedding, check_kernel, group_runs
 from tpuemb_torch.kernels.tables import StoredPart, TablePart
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "TablePart",
     "check_kernel",
     "group_key",
+    "group_runs",
 ]

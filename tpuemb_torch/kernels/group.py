@@ -136,6 +136,7 @@ class FusedLookup(torch.autograd.Function):
         ordered: SortedIds | None,
         features: int,
         step_inputs: Callable[[], StepInputs],
+        core_bags: Sequence[int] | None = None,
     ) -> Tensor:
         """Looks up bags.
 
@@ -153,12 +154,14 @@ class FusedLookup(torch.autograd.Function):
             ordered: the ids sorted, or None: then the backward sorts them.
             features: number of features that are columns of the result, or 0 for bags as rows.
             step_inputs: called once in each backward.
+            core_bags: number of bags of each core, whose bags follow each other; None: each has as many samples.
         """
         batch = (offsets.numel() - 1) // max(features, 1)
         ctx.group, ctx.features, ctx.batch, ctx.step_inputs = group, features, batch, step_inputs  # type: ignore[attr-defined]
         if ordered is None and group.quantization is not None:
             ordered = group.step.lookup.sort(ids, group.rows)
         ctx.lookup = (ids, offsets, gains, ordered)  # type: ignore[attr-defined]
+        ctx.core_bags = core_bags  # type: ignore[attr-defined]
         return group.lookup(ids, offsets, gains, max(features, 1), batch, ordered)
 
     @staticmethod
@@ -175,11 +178,15 @@ class FusedLookup(torch.autograd.Function):
         if group.fbgemm is not None:
             rate = group.numbers.step(rates).lr[0]
             group.fbgemm(rate, group.state(), ids, offsets, gains, gradient.view(batch, max(features, 1) * group.dim))
-            return (None,) * 8
+            return (None,) * 9
         bag = step.lookup.bags(offsets, max(features, 1), batch, ids.numel())
         if group.steps_per_core and cores > 1:
             # A shard's batch is the cores' batches one after the other.
-            core = torch.div(bag, features * (batch // cores), rounding_mode="floor")
+            if ctx.core_bags is None:  # type: ignore[attr-defined]
+                core = torch.div(bag, max(features, 1) * (batch // cores), rounding_mode="floor")
+            else:
+                ends = torch.tensor(ctx.core_bags, device=bag.device).cumsum(0)  # type: ignore[attr-defined]
+                core = torch.searchsorted(ends, bag, right=True)
             for index in range(cores):
                 mine = core == index
                 own = step.lookup.sort(ids[mine], group.rows)
@@ -188,4 +195,4 @@ class FusedLookup(torch.autograd.Function):
             if ordered is None:
                 ordered = step.lookup.sort(ids, group.rows)
             group.update(ordered, bag, gains, gradient, rates)
-        return (None,) * 8
+        return (None,) * 9

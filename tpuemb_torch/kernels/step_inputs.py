@@ -31,15 +31,26 @@ class StepSource:
     Args:
         num_learning_rates: number of dynamic tags.
         cores: see `StepInputs`.
-        scale: gives the gradient scale at the time of the backward; None is 1.
+        scale: factor on the gradients' sum over all cores.
+        divisor: gives, at the time of the backward, by what the gradients that arrive were divided on their way; None
+            is 1.
     """
 
-    def __init__(self, num_learning_rates: int, cores: int = 1, scale: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        num_learning_rates: int,
+        cores: int = 1,
+        scale: float = 1.0,
+        divisor: Callable[[], float] | None = None,
+    ) -> None:
         self.num_learning_rates = num_learning_rates
         self.cores = cores
         self._scale = scale
+        self._divisor = divisor
         self.rates = torch.empty(0) if num_learning_rates == 0 else None
         self._followed: Callable[[], Sequence[float | Tensor]] | None = None
+        self._agreed = False
+        self._used: list[Tensor] = []
 
     def set_rates(self, rates: Sequence[float | Tensor]) -> None:
         """Sets the dynamic inputs by tag, until they are set again.
@@ -57,27 +68,56 @@ class StepSource:
 
     @contextmanager
     def using(self, rates: Tensor) -> Iterator[None]:
-        """Takes given, checked inputs for one step, whatever is followed."""
+        """Takes given, checked inputs, which are those of all ranks, for one step, whatever is followed."""
         followed, self._followed = self._followed, None
-        self.rates = rates
+        self.rates, self._agreed = rates, True
         try:
             yield
         finally:
-            self._followed = followed
+            self._followed, self._agreed = followed, False
 
     def take_over(self, other: StepSource) -> None:
         """Goes on with the rates of another source."""
         self.rates, self._followed = other.rates, other._followed
 
-    def __call__(self) -> StepInputs:
-        if self._followed is not None:
-            self.rates = check_rates(self._followed(), self.num_learning_rates)
+    def now(self) -> Tensor | None:
+        """The dynamic inputs that a step would take now; None before any were set.  Raises as `set_rates`."""
+        return self.rates if self._followed is None else check_rates(self._followed(), self.num_learning_rates)
+
+    def required(self) -> Tensor:
+        """The dynamic inputs of the next step; raises RuntimeError before any were set."""
+        self.rates = self.now()
         if self.rates is None:
             raise RuntimeError(
                 f"the config has {self.num_learning_rates} dynamic learning rate(s): "
                 "call set_learning_rates() before the backward"
             )
-        return StepInputs(self.rates, 1.0 if self._scale is None else self._scale(), self.cores)
+        return self.rates
+
+    @property
+    def used(self) -> Tensor | None:
+        """The dynamic inputs of the steps since `forget_used` that no one compared with those of other ranks.
+
+        None if there was no such step, or if there were several with different inputs: a rank may take part in only
+        some of them.
+        """
+        return self._used[0] if len(self._used) == 1 else None
+
+    def forget_used(self) -> None:
+        """Called when `used` was compared."""
+        self._used = []
+
+    def __call__(self) -> StepInputs:
+        """The inputs of the next step, for gradients that were divided on their way."""
+        inputs = self.undivided()
+        return inputs if self._divisor is None else inputs._replace(scale=self._scale * self._divisor())
+
+    def undivided(self) -> StepInputs:
+        """The inputs of the next step, for gradients that arrive as they were sent."""
+        rates = self.required()
+        if not self._agreed and not any(torch.equal(rates, used) for used in self._used[:2]):
+            self._used = [*self._used[:1], rates]  # two that differ say as much as more
+        return StepInputs(rates, self._scale, self.cores)
 
 
 def check_rates(rates: Sequence[float | Tensor], count: int) -> Tensor:

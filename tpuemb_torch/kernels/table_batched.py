@@ -45,6 +45,11 @@ def _group_key(part: TablePart, kernel: str) -> tuple[object, ...]:
     return *group_key(optimizer, len(part.columns)), rate
 
 
+def group_runs(parts: Sequence[TablePart], kernel: str) -> list[list[int]]:
+    """The parts, by number, that form each `TableGroup`: consecutive ones that agree in all but numbers."""
+    return [list(run) for _, run in groupby(range(len(parts)), key=lambda i: _group_key(parts[i], kernel))]
+
+
 @dataclass(frozen=True, eq=False)
 class LookupFeatures:
     """The features of a lookup, in the order of their tables.
@@ -89,7 +94,7 @@ class TableBatchedEmbedding(nn.Module):
         self._step_inputs = step_inputs
         if kernel == "fbgemm":
             _check_fbgemm(parts, device)
-        members = [list(run) for _, run in groupby(range(len(parts)), key=lambda i: _group_key(parts[i], kernel))]
+        members = group_runs(parts, kernel)
         self.groups = nn.ModuleList(TableGroup([parts[i] for i in run], device, kernel) for run in members)
         first_rows = [row for group in self.table_groups() for row in group.first_rows[:-1]]
         group_of = [number for number, run in enumerate(members) for _ in run]
@@ -190,6 +195,31 @@ class TableBatchedEmbedding(nn.Module):
             rows
             for out, first, count in zip(outputs, starts, counts, strict=False)
             for rows in torch.unsafe_split_with_sizes(out, list(bags[first : first + count]))
+        ]
+
+    def look_up_rows(self, rows: Sequence[Tensor], core_rows: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Looks up rows by themselves; the backward adds up the gradients of those that occur more than once.
+
+        Args:
+            rows: int64 `[n]` per group, rows of its buffer, core after core.
+            core_rows: number of rows of each core, per group.
+
+        Returns:
+            float32 `[n, dim]` per group.
+        """
+        return [
+            FusedLookup.apply(
+                self._handle,
+                group,
+                own,
+                torch.arange(own.numel() + 1, device=own.device),
+                None,
+                None,
+                0,
+                self._step_inputs,
+                cores,
+            )
+            for group, own, cores in zip(self.table_groups(), rows, core_rows, strict=True)
         ]
 
     def _look_up(

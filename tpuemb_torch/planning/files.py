@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tpuemb_torch.config import ConfigError
 from tpuemb_torch.config.write import write_atomically
 from tpuemb_torch.planning.errors import PlanError
-from tpuemb_torch.planning.plan import SHARDINGS, Plan, PlannedTable, TablePlan
-from tpuemb_torch.planning.rules import refusal
+from tpuemb_torch.planning.plan import EXCHANGES, SHARDINGS, Plan, PlannedTable, TablePlan
+from tpuemb_torch.planning.rules import is_count, refusal
 from tpuemb_torch.planning.sizes import parse_bytes
 
 _FORMAT = 1
@@ -27,7 +26,9 @@ _TABLE_FIELDS = (
     "slots",
     "bags",
     "pooling_factor",
+    "distinct_ids",
     "sweeps_all_rows",
+    "exchange",
 )
 _YAML, _JSON = (".yaml", ".yml"), (".json",)
 
@@ -102,9 +103,11 @@ def _table(planned: TablePlan, local_world_size: int) -> dict[str, Any]:
     table = planned.table
     sizes = {"rows": table.vocabulary_size, "dimension": table.dimension, "slots": table.num_slots}
     batch: dict[str, Any] = {"bags": table.bags, "pooling_factor": table.pooling_factor}
+    if table.distinct_ids is not None:
+        batch["distinct_ids"] = table.distinct_ids
     if table.sweeps_all_rows:
         batch["sweeps_all_rows"] = True
-    return {"sharding": planned.sharding, **where, **sizes, **batch}
+    return {"sharding": planned.sharding, "exchange": planned.exchange, **where, **sizes, **batch}
 
 
 def _yaml(text: str, name: str) -> Any:
@@ -168,9 +171,12 @@ class _Reader:
         for field in ("rank", "ranks", "node"):
             if field in entry and field != used:
                 self.fail(f"{place}{field}", f"has no meaning for {sharding}: remove it")
-        factor = entry.get("pooling_factor", 1.0)
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not isfinite(factor) or factor < 0:
-            self.fail(f"{place}pooling_factor", f"{factor!r} is not a finite number of at least 0")
+        exchange = entry.get("exchange", "pooled")
+        if exchange not in EXCHANGES:
+            self.fail(f"{place}exchange", f"{exchange!r} is not one of {', '.join(EXCHANGES)}")
+        for field in ("pooling_factor", "distinct_ids"):
+            if field in entry and not is_count(entry[field]):
+                self.fail(f"{place}{field}", f"{entry[field]!r} is not a finite number of at least 0")
         sweeps = entry.get("sweeps_all_rows", False)
         if not isinstance(sweeps, bool):
             self.fail(f"{place}sweeps_all_rows", f"{sweeps!r} is neither true nor false")
@@ -180,10 +186,11 @@ class _Reader:
             self.count(entry, place, "dimension", least=1),
             self.count(entry, place, "slots"),
             self.count(entry, place, "bags") if "bags" in entry else 0,
-            float(factor),
+            float(entry.get("pooling_factor", 1.0)),
             sweeps,
+            float(entry["distinct_ids"]) if "distinct_ids" in entry else None,
         )
-        planned = TablePlan(table, sharding, self.ranks(entry, place, sharding, world, local))
+        planned = TablePlan(table, sharding, self.ranks(entry, place, sharding, world, local), exchange)
         problem = refusal(planned, world, local)
         if problem is not None:
             self.fail(place.removesuffix("."), problem)

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from tpuemb_torch.planning.costs import Machines, seconds
+from tpuemb_torch.planning.costs import Topology
 from tpuemb_torch.planning.errors import PlanError
+from tpuemb_torch.planning.exchange import with_exchange
 from tpuemb_torch.planning.plan import PlannedTable, Sharding, TablePlan
 from tpuemb_torch.planning.rules import refusal
 
 #: Columns of a column-wise shard that "auto" makes, at least: narrower rows waste a GPU's memory transactions.
 _LEAST_COLUMNS = 32
-
-
-@dataclass(frozen=True)
-class Topology:
-    """The ranks, and what their steps cost."""
-
-    world_size: int
-    local_world_size: int
-    machines: Machines
 
 
 @dataclass(frozen=True)
@@ -33,23 +26,35 @@ class Option:
 
 
 def options_of(
-    tables: Sequence[PlannedTable], kinds: Mapping[str, str], accumulates: Mapping[str, bool], topology: Topology
+    tables: Sequence[PlannedTable],
+    kinds: Mapping[str, str],
+    exchanges: Mapping[str, str],
+    accumulates: Mapping[str, bool],
+    known: AbstractSet[str],
+    topology: Topology,
 ) -> dict[str, list[Option]]:
     """Returns the ways to shard each table.
 
     Args:
         tables: all tables.
         kinds: what was asked for, or "auto", by table name.
+        exchanges: what was asked for, or "auto", by table name.
         accumulates: whether gradients are summed over ranks, by table name.
+        known: tables of whose batches something is known.
         topology: the ranks.
 
     Raises:
         PlanError: for a table that cannot be sharded as asked.
     """
-    return {t.name: _options(t, kinds[t.name], topology, accumulates[t.name]) for t in tables}
+    return {
+        t.name: _options(t, kinds[t.name], exchanges[t.name], topology, accumulates[t.name], t.name in known)
+        for t in tables
+    }
 
 
-def _options(table: PlannedTable, kind: str, topology: Topology, accumulates: bool) -> list[Option]:
+def _options(
+    table: PlannedTable, kind: str, exchange: str, topology: Topology, accumulates: bool, known: bool
+) -> list[Option]:
     """The ways to shard a table, from one rank to all.
 
     Raises:
@@ -58,14 +63,13 @@ def _options(table: PlannedTable, kind: str, topology: Topology, accumulates: bo
     world, local = topology.world_size, topology.local_world_size
     options, problem = [], ""
     for sharding, count in _cuts(table, kind, topology):
-        plan = TablePlan(table, sharding, range(count))
+        plan = with_exchange(TablePlan(table, sharding, range(count)), exchange, topology, accumulates, known)
         reason = refusal(plan, world, local, accumulates)
         if reason is not None:
             problem = reason
             continue
-        cost = seconds(plan, world, local, topology.machines)
         stored = plan.rows(0) * plan.columns * 4 * (1 + table.num_slots)
-        options.append(Option(plan, cost, stored + plan.batch_bytes(world)))
+        options.append(Option(plan, topology.seconds(plan), stored + plan.batch_bytes(world)))
     if not options:
         raise PlanError(f"table {table.name!r}", problem)
     return options

@@ -7,12 +7,13 @@ one keeps two numbers for each rank, and its plans depend on nothing but its arg
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
 
-from tpuemb_torch.planning.options import Option, Topology
+from tpuemb_torch.planning.costs import Topology
+from tpuemb_torch.planning.options import Option
 from tpuemb_torch.planning.plan import TablePlan
 
 #: How much of a rank's mean load one shard may be; the best plan of these is taken.  0: as even as it can be.
@@ -73,8 +74,8 @@ def _place(
     def load(option: Option) -> float:
         return max(option.seconds / time_unit, option.bytes / byte_unit)
 
-    # A rank's own activations are there under every plan.
-    own = sum(2 * ways[0].plan.table.bags * ways[0].plan.table.dimension * 4 for ways in options.values())
+    # What every rank has, whichever holds the tables.
+    own = sum(ways[0].plan.own_bytes for ways in options.values())
     times, sizes = np.zeros(world), np.full(world, float(own))
     first_way = {
         name: next((i for i, way in enumerate(ways) if load(way) <= share), len(ways) - 1)
@@ -94,7 +95,7 @@ def _place(
             if not np.isinf(loads[chosen]).any():
                 times[chosen] += option.seconds
                 sizes[chosen] += option.bytes
-                tables[name] = TablePlan(option.plan.table, option.plan.sharding, ranks)
+                tables[name] = replace(option.plan, ranks=ranks)
                 break
         else:
             return None

@@ -13,6 +13,10 @@ from tpuemb_torch.config.shards import shard_rows
 Sharding = Literal["row_wise", "table_wise", "column_wise", "table_row_wise"]
 SHARDINGS: tuple[Sharding, ...] = ("row_wise", "table_wise", "column_wise", "table_row_wise")
 
+#: What ranks send each other: float32 sums of bags, or each row that a rank's batch needs, once.
+Exchange = Literal["pooled", "distinct"]
+EXCHANGES: tuple[Exchange, ...] = ("pooled", "distinct")
+
 _FLOAT32_BYTES = 4
 _ID_BYTES = 8
 _GAIN_BYTES = 4
@@ -30,6 +34,7 @@ class PlannedTable:
         bags: bags of one rank's batch, over all features of the table.
         pooling_factor: mean number of ids of a bag.
         sweeps_all_rows: whether its optimizer steps all rows, also those without a lookup.
+        distinct_ids: mean number of distinct rows that one rank's batch looks up; None: it is not known.
     """
 
     name: str
@@ -39,6 +44,13 @@ class PlannedTable:
     bags: int = 0
     pooling_factor: float = 1.0
     sweeps_all_rows: bool = False
+    distinct_ids: float | None = None
+
+    @property
+    def distinct(self) -> float:
+        """Distinct rows of one rank's batch: what is known, or as many as there can be."""
+        most = min(self.bags * self.pooling_factor, float(self.vocabulary_size))
+        return most if self.distinct_ids is None else min(self.distinct_ids, float(self.vocabulary_size))
 
     @property
     def weight_bytes(self) -> int:
@@ -51,12 +63,14 @@ class TablePlan:
     """How one table is cut, and the ranks of its shards in their order.
 
     Row-wise and table-row-wise shards are runs of rows (under MOD: every n-th), column-wise shards equal numbers of
-    columns.  `ranks` are consecutive unless column-wise.
+    columns.  `ranks` are consecutive unless column-wise.  They exchange sums of bags ("pooled"), or each row that a
+    rank's batch needs, once ("distinct").
     """
 
     table: PlannedTable
     sharding: Sharding
     ranks: Sequence[int]
+    exchange: Exchange = "pooled"
 
     @property
     def by_rows(self) -> bool:
@@ -79,11 +93,21 @@ class TablePlan:
         """Estimated bytes of a step in the memory of each rank with a shard, beside the shard.
 
         The ids (int64) and gains (float32) that arrive, evenly spread over shards of rows; and float32 sums of bags
-        and their gradients, for the bags of all ranks, whichever shard their ids are in.
+        and their gradients, for the bags of all ranks, whichever shard their ids are in.  Where distinct rows are
+        exchanged: ids, rows and gradients of the distinct rows of each rank.
         """
+        if self.exchange == "distinct":
+            rows = world_size * self.table.distinct / (len(self.ranks) if self.by_rows else 1)
+            return round(rows * (_ID_BYTES + 2 * self.columns * _FLOAT32_BYTES))
         bags = world_size * self.table.bags
         ids = bags * self.table.pooling_factor / (len(self.ranks) if self.by_rows else 1)
         return round(ids * (_ID_BYTES + _GAIN_BYTES)) + 2 * bags * self.columns * _FLOAT32_BYTES
+
+    @property
+    def own_bytes(self) -> int:
+        """Estimated bytes of a step on every rank: its activations and their gradients; of distinct rows, these too."""
+        vectors = self.table.bags + (self.table.distinct if self.exchange == "distinct" else 0)
+        return round(2 * vectors * self.table.dimension * _FLOAT32_BYTES)
 
 
 @dataclass(frozen=True)
@@ -151,7 +175,7 @@ class Plan:
             add("batch_bytes", first, stop, plan.batch_bytes(self.world_size))
 
         for plan in self.tables:
-            own = 2 * plan.table.bags * plan.table.dimension * _FLOAT32_BYTES
+            own = plan.own_bytes
             add("batch_bytes", 0, self.world_size, own)
             if plan.by_rows:
                 first, shards = plan.ranks[0], len(plan.ranks)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tpuemb_torch.config import Config, load_config
-from tpuemb_torch.planning.costs import MACHINES
+from tpuemb_torch.planning.costs import MACHINES, Topology
 from tpuemb_torch.planning.errors import PlanError
+from tpuemb_torch.planning.exchange import exchange_of_tables
 from tpuemb_torch.planning.fit import does_not_fit
-from tpuemb_torch.planning.options import Topology, options_of
+from tpuemb_torch.planning.options import options_of
 from tpuemb_torch.planning.plan import SHARDINGS, Plan, TablePlan
 from tpuemb_torch.planning.rules import planned_tables
 from tpuemb_torch.planning.sizes import parse_bytes
@@ -23,6 +24,8 @@ def make_plan(
     memory_per_rank: int | str | None = None,
     pooling_factors: Mapping[str, float] | None = None,
     device: str = "cuda",
+    exchange: str | Mapping[str, str] = "auto",
+    distinct_ids: Mapping[str, float] | None = None,
 ) -> Plan:
     """Plans a configuration for a number of ranks; needs no process group and no tables.
 
@@ -36,6 +39,11 @@ def make_plan(
         pooling_factors: mean number of ids of a bag by table, such as `stats.pooling_factors()`; 1.0 for those left
             out.
         device: "cuda" or "cpu": whose bandwidths the costs are of.
+        exchange: what ranks send each other, for all tables or by table name: "pooled" (sums of bags), "distinct" (each
+            row that a rank's batch needs, once), or "auto" (also for tables left out): distinct where a step costs less
+            for certain, by the table's size or what is said of its batches.
+        distinct_ids: mean number of distinct rows that one rank's batch looks up, by table, such as
+            `stats.distinct_ids()`; where it is not given, no id is taken to occur twice.
 
     Returns:
         A plan that `shard` can build; the same for the same arguments.
@@ -50,14 +58,16 @@ def make_plan(
     local = world_size if local_world_size is None else local_world_size
     limit = _check(world_size, local, memory_per_rank, device)
     kinds = _kinds(config, sharding)
-    tables = planned_tables(config, pooling_factors)
+    exchanges = exchange_of_tables(config, exchange)
+    tables = planned_tables(config, pooling_factors, distinct_ids)
+    known = {*(pooling_factors or {}), *(distinct_ids or {})}
     accumulates = {table.name: table.optimizer.accumulation != "disabled" for table in config.tables}
     topology = Topology(world_size, local, MACHINES[device])
 
     def plan_of(chosen: Mapping[str, TablePlan], like: Topology) -> Plan:
         return Plan(tuple(chosen[t.name] for t in tables), like.world_size, like.local_world_size, limit)
 
-    options = options_of(tables, kinds, accumulates, topology)
+    options = options_of(tables, kinds, exchanges, accumulates, known, topology)
     chosen = search(options, topology, limit)
     if chosen is not None:
         return plan_of(chosen, topology)
@@ -68,7 +78,8 @@ def make_plan(
 
     def fits(ranks: int) -> bool:
         other = Topology(ranks, local if ranks % local == 0 else ranks, topology.machines)
-        anyhow = options_of(tables, dict.fromkeys(kinds, "auto"), accumulates, other)
+        auto = dict.fromkeys(kinds, "auto")
+        anyhow = options_of(tables, auto, auto, accumulates, known, other)
         return search(anyhow, other, limit, FEW_SHARES) is not None
 
     raise does_not_fit(least, limit, fits)

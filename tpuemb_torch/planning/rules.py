@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 
 from tpuemb_torch.config import Config
 from tpuemb_torch.planning.errors import PlanError
@@ -19,6 +20,8 @@ def refusal(plan: TablePlan, world_size: int, local_world_size: int, accumulates
         accumulates: whether its gradients are summed over ranks before the step.
     """
     table, shards = plan.table, len(plan.ranks)
+    if plan.sharding == "column_wise" and plan.exchange == "distinct":
+        return "column_wise exchanges sums of bags: use exchange pooled, or another sharding"
     if plan.sharding == "column_wise" and table.dimension % shards:
         return f"dimension {table.dimension} does not divide into {shards} equal columns: use row_wise or table_wise"
     if plan.sharding == "row_wise" and list(plan.ranks) != list(range(world_size)):
@@ -30,10 +33,11 @@ def refusal(plan: TablePlan, world_size: int, local_world_size: int, accumulates
         node = list(range(first, first + local_world_size))
         if first % local_world_size or list(plan.ranks) != node:
             return f"table_row_wise is over the {local_world_size} ranks of one node, not {list(plan.ranks)}"
-        if not accumulates:
+        if not accumulates and plan.exchange == "pooled":
             return (
                 "with gradient_accumulation_status DISABLED each rank's gradients are a step of their own, in the "
-                "order of the ranks, which TorchRec's table_row_wise does not keep: use row_wise or table_wise"
+                "order of the ranks, which TorchRec's table_row_wise does not keep: use exchange distinct, row_wise "
+                "or table_wise"
             )
     outside = [rank for rank in plan.ranks if not 0 <= rank < world_size]
     if outside or len(set(plan.ranks)) != shards:
@@ -75,30 +79,36 @@ def check(plan: Plan, config: Config) -> None:
             raise PlanError(f"table {name!r}", problem)
 
 
-def planned_tables(config: Config, pooling_factors: Mapping[str, float] | None = None) -> list[PlannedTable]:
+def planned_tables(
+    config: Config,
+    pooling_factors: Mapping[str, float] | None = None,
+    distinct_ids: Mapping[str, float] | None = None,
+) -> list[PlannedTable]:
     """Returns what a planner knows of the tables of a configuration.
 
     Args:
         config: gives rows, columns, slots, and the bags of one rank's batch (the product of `input_shape`).
         pooling_factors: mean number of ids of a bag by table; 1.0 for those left out.
+        distinct_ids: mean number of distinct rows that one rank's batch looks up, by table.
 
     Raises:
-        PlanError: for an unknown table or a factor that is not a finite number of at least 0.
+        PlanError: for an unknown table or a number that is not a finite number of at least 0.
         NotImplementedError: for an optimizer without an update rule.
     """
-    from math import isfinite, prod
+    from math import prod
 
     from tpuemb_torch.optimizers import create_rule, slots_of  # imports torch
 
-    factors = dict(pooling_factors or {})
+    factors, distinct = dict(pooling_factors or {}), dict(distinct_ids or {})
     bags = dict.fromkeys((table.name for table in config.tables), 0)
     for feature in config.features:
         bags[feature.table.name] += prod(feature.input_shape)
-    for name, factor in factors.items():
-        if name not in bags:
-            raise PlanError("pooling_factors", f"no table {name!r}: the configuration has {', '.join(bags)}")
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not isfinite(factor) or factor < 0:
-            raise PlanError("pooling_factors", f"table {name!r}: {factor!r} is not a finite number of at least 0")
+    for argument, numbers in (("pooling_factors", factors), ("distinct_ids", distinct)):
+        for name, number in numbers.items():
+            if name not in bags:
+                raise PlanError(argument, f"no table {name!r}: the configuration has {', '.join(bags)}")
+            if not is_count(number):
+                raise PlanError(argument, f"table {name!r}: {number!r} is not a finite number of at least 0")
     return [
         PlannedTable(
             table.name,
@@ -108,9 +118,15 @@ def planned_tables(config: Config, pooling_factors: Mapping[str, float] | None =
             bags[table.name],
             float(factors.get(table.name, 1.0)),
             create_rule(table.optimizer).sweeps_all_rows,
+            float(distinct[table.name]) if table.name in distinct else None,
         )
         for table in config.tables
     ]
+
+
+def is_count(value: object) -> bool:
+    """Whether a value is a finite number of at least 0."""
+    return not isinstance(value, bool) and isinstance(value, int | float) and isfinite(value) and value >= 0
 
 
 def _row_counts(plan: TablePlan) -> set[int]:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _RANK_COLUMNS = ("rank", "tables", "rows", "weights", "slots", "buffers of a step", "total")
-_TABLE_COLUMNS = ("table", "sharding", "ranks", "rows/rank", "columns/rank", "weights", "slots")
-_TEXT = ("table", "sharding", "ranks")
+_TABLE_COLUMNS = ("table", "sharding", "exchange", "ranks", "rows/rank", "columns/rank", "weights", "slots")
+_TEXT = ("table", "sharding", "exchange", "ranks")
 _MOST_RANKS_NAMED = 8
 
 
@@ -142,6 +142,7 @@ def _views(plan: Plan) -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]
         (
             planned.table.name,
             planned.sharding,
+            planned.exchange,
             _ranks(planned.ranks),
             f"{planned.rows(0):,}",
             str(planned.columns),

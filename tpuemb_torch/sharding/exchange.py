@@ -129,7 +129,7 @@ def _exchange(
 ) -> int:
     """Sends and receives one round (collective); returns how many numbers this rank received."""
     rank, world = dist.get_rank(group), dist.get_world_size(group)
-    device = _communication_device(group)
+    device = communication_device(group)
     outgoing = [[t for t in transfers if t.source_rank == rank and t.target_rank == r] for r in range(world)]
     incoming = [[t for t in transfers if t.target_rank == rank and t.source_rank == r] for r in range(world)]
     sizes = [sum(t.elements for t in from_rank) for from_rank in incoming]
@@ -218,7 +218,8 @@ def _part(rows: slice, first: int, count: int) -> slice:
     return slice(part.start, part.stop, part.step)
 
 
-def _communication_device(group: dist.ProcessGroup) -> torch.device:
+def communication_device(group: dist.ProcessGroup) -> torch.device:
+    """Where the tensors must be that a group's collectives exchange."""
     if dist.get_backend(group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -24,6 +24,7 @@ from tpuemb_torch.planning.files import is_plan_file
 from tpuemb_torch.planning.rules import check
 from tpuemb_torch.sharding.exchange import raise_together
 from tpuemb_torch.sharding.torchrec import ShardedTPUEmbeddingBagCollection, TPUEmbeddingSharder
+from tpuemb_torch.sharding.torchrec.plan import ExchangingSharding
 
 #: What `shard` takes: a kind of sharding for all tables or by table name, the path of a plan file, or a plan.
 PlanLike: TypeAlias = str | os.PathLike[str] | Mapping[str, str] | Plan | ShardingPlan | EmbeddingModuleShardingPlan
@@ -34,6 +35,7 @@ def shard_collection(
     plan: PlanLike,
     process_group: dist.ProcessGroup | None,
     device: torch.device | None,
+    exchange: str | Mapping[str, str] | None = None,
 ) -> ShardedTPUEmbeddingBagCollection:
     """Shards a collection over a process group (collective); see `tpuemb_torch.shard`."""
     if not dist.is_initialized():
@@ -46,18 +48,47 @@ def shard_collection(
     if device is None:
         device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else None
     device = torch.device("cpu") if device is None else torch.device(device)
-    module_plan = module_sharding_plan(module, plan, group, device)
+    module_plan = module_sharding_plan(module, plan, group, device, exchange)
     return TPUEmbeddingSharder().shard(module, module_plan, ShardingEnv.from_process_group(group), device)
 
 
 def module_sharding_plan(
-    module: TPUEmbeddingBagCollection, plan: PlanLike, group: dist.ProcessGroup, device: torch.device
+    module: TPUEmbeddingBagCollection,
+    plan: PlanLike,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    exchange: str | Mapping[str, str] | None = None,
 ) -> EmbeddingModuleShardingPlan:
     """Turns what a user gives as plan into TorchRec's plan of the collection (collective).
 
     Raises:
         ValueError: for an unknown kind of sharding, a table that is missing or unknown, or a plan for other ranks.
     """
+    found: EmbeddingModuleShardingPlan | None = None
+    error: Exception | None = None
+    # Ranks may differ, which is found when they shard: all take part in the same collectives, whatever their plan.
+    memory = _least_memory(group, device)
+    try:
+        # A file may be missing on one rank alone.
+        found = _module_plan(module, plan, exchange, dist.get_world_size(group), memory, device)
+    except Exception as problem:
+        error = problem
+    raise_together(error, group)
+    assert found is not None
+    return found
+
+
+def _module_plan(
+    module: TPUEmbeddingBagCollection,
+    plan: PlanLike,
+    exchange: str | Mapping[str, str] | None,
+    world: int,
+    memory: int,
+    device: torch.device,
+) -> EmbeddingModuleShardingPlan:
+    ready = isinstance(plan, EmbeddingModuleShardingPlan | ShardingPlan | Plan | os.PathLike)
+    if exchange is not None and (ready or (isinstance(plan, str) and is_plan_file(plan))):
+        raise ValueError(f"exchange={exchange!r} with a plan that says what is exchanged: give it to make_plan instead")
     if isinstance(plan, EmbeddingModuleShardingPlan):
         return plan
     if isinstance(plan, ShardingPlan):
@@ -67,18 +98,8 @@ def module_sharding_plan(
                 f"the ShardingPlan is for the modules {list(plan.plan)}: give the plan of the one to shard"
             )
         return modules[0]
-    found: Plan | None = None
-    error: Exception | None = None
-    world, local = dist.get_world_size(group), local_world_size(dist.get_world_size(group))
     auto = plan == "auto" or (isinstance(plan, Mapping) and "auto" in plan.values())
-    memory = _least_memory(group, device) if auto else None
-    try:
-        # A file may be missing on one rank alone.
-        found = _plan(module, plan, world, local, memory, device)
-    except (ValueError, OSError) as problem:
-        error = problem
-    raise_together(error, group)
-    assert found is not None
+    found = _plan(module, plan, exchange, world, local_world_size(world), memory if auto else None, device)
     return to_torchrec(module, found, device)
 
 
@@ -129,6 +150,7 @@ def local_world_size(world: int) -> int:
 def _plan(
     module: TPUEmbeddingBagCollection,
     plan: str | os.PathLike[str] | Mapping[str, str] | Plan,
+    exchange: str | Mapping[str, str] | None,
     world: int,
     local: int,
     memory: int | None,
@@ -138,7 +160,7 @@ def _plan(
         plan = read_plan(plan)
     if not isinstance(plan, Plan):
         kind = "cuda" if device.type == "cuda" else "cpu"
-        return make_plan(module.config, world, local, plan, memory, device=kind)
+        return make_plan(module.config, world, local, plan, memory, device=kind, exchange=exchange or "auto")
     check(plan, module.config)
     if plan.world_size != world:
         raise PlanError("world_size", f"the plan is for {plan.world_size} ranks, the process group has {world}")
@@ -160,7 +182,8 @@ def _parameter_sharding(table: TablePlan, local: int, device: str) -> ParameterS
         first = [offset, 0] if table.by_rows else [0, index * table.columns]
         shards.append(ShardMetadata(first, [rows, table.columns], place))
         offset += rows
-    return ParameterSharding(
+    return ExchangingSharding(
+        exchange=table.exchange,
         sharding_type=table.sharding,
         compute_kernel="fused",
         ranks=list(table.ranks),

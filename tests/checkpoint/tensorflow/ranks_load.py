@@ -10,7 +10,7 @@ from tpuemb_torch.checkpoint import load
 
 
 def load_and_retrieve(rank: int, world: int, config: bytes, path: Path) -> dict[str, Any]:
-    embedding = tpuemb.shard(tpuemb.TPUEmbedding(tpuemb.load_config(config), seed=rank), "row_wise")
+    embedding = tpuemb.shard(tpuemb.TPUEmbedding(tpuemb.load_config(config), seed=3), "row_wise")
     load(path, embedding)
     tables = embedding.retrieve_parameters()
     return {table: {slot: value.numpy() for slot, value in slots.items()} for table, slots in tables.items()}

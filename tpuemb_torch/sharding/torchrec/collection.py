@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -27,7 +28,6 @@ from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
 )
-from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
 from torchrec.distributed.types import (
     Awaitable,
     LazyAwaitable,
@@ -39,20 +39,25 @@ from torchrec.distributed.types import (
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from tpuemb_torch.collection import TPUEmbeddingBagCollection
+from tpuemb_torch.fused_weights import FusedWeight, OutsideUse, check_not_replicated, watch
 from tpuemb_torch.kernels import StepSource, StoredPart, TableBatchedEmbedding
 from tpuemb_torch.optimizers.trainability import may_differentiate
 from tpuemb_torch.preprocessing import InputError, PreparedInput, over_slots, rejecting
 from tpuemb_torch.sent_steps import StepQueue, drain_before
-from tpuemb_torch.sharding.exchange import Piece, move
+from tpuemb_torch.sharding.agreement import check_same_layer, check_same_rates, no_rate_words, rate_words
+from tpuemb_torch.sharding.exchange import Piece, move, raise_together
 from tpuemb_torch.sharding.placement import RowPlacement
-from tpuemb_torch.sharding.torchrec.kernels import FusedLookups, NodeRowWiseSharding
+from tpuemb_torch.sharding.torchrec.distinct import DISTINCT_SHARDINGS, DistinctLookups, DistinctSharding
+from tpuemb_torch.sharding.torchrec.kernels import FusedLookups, FusedSlice, NodeRowWiseSharding, row_shard
 from tpuemb_torch.sharding.torchrec.plan import (
     SHARDING_TYPES,
     check_shards,
+    exchange_of,
     row_shards,
     torchrec_twin,
     with_host_shards,
 )
+from tpuemb_torch.sharding.torchrec.refusals import refusal
 from tpuemb_torch.statistics.recorder import CountsInput
 
 
@@ -84,6 +89,8 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
         device: torch.device,
         module_fqn: str | None = None,
     ) -> None:
+        assert env.process_group is not None
+        check_same_layer(module, plan, device, env.process_group)
         # TorchRec's constructor calls `_create_lookups`, which needs these; nn.Module's own has not run yet.
         object.__setattr__(self, "_source", module)
         object.__setattr__(self, "_steps", _step_source(module, env))
@@ -98,6 +105,7 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
             module_fqn=module_fqn,
         )
         object.__delattr__(self, "_source")
+        self._watch_weights(module)
         self.config = module.config
         self.layout = module.layout
         self.keys = module.keys
@@ -111,7 +119,6 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
         self.steps: StepSource = object.__getattribute__(self, "_steps")
         self.steps.take_over(module.steps)
         self.step_queue = StepQueue(self.steps)
-        assert env.process_group is not None
         self._statistics = module.statistics.on_ranks(env.process_group, device)
         self.register_state_dict_pre_hook(drain_before)
         self.register_load_state_dict_pre_hook(drain_before)
@@ -128,27 +135,45 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
         if module.kernel.device.type != "meta":
             move([Piece.of(s) for s in module.stored()], [Piece.of(s) for s in self.stored()], None)
 
+    def _watch_weights(self, module: TPUEmbeddingBagCollection) -> None:
+        self._outside_uses = {table.name: OutsideUse(table) for table in module.config.tables}
+        for table in module.config.tables:
+            bag = self.embedding_bags[module.bag_names[table.name]]
+            if not isinstance(bag.weight, FusedSlice):  # TorchRec's empty one, on a rank without a part of the table
+                bag.weight = FusedWeight(bag.weight.detach())
+            watch(bag.weight, self._outside_uses[table.name])
+
+    def check_not_replicated(self) -> None:
+        """Raises RuntimeError inside a DistributedDataParallel, which takes the shards for copies."""
+        check_not_replicated(self._outside_uses.values(), "overwrites the rows of all ranks with those of the first")
+
     def _create_lookups(self) -> None:
+        module = object.__getattribute__(self, "_source")
+        steps: StepSource = object.__getattribute__(self, "_steps")
         for sharding in self._embedding_shardings:
-            rank, row_shard = dist.get_rank(sharding._pg), None
-            if isinstance(sharding, NodeRowWiseSharding):
-                configs = sharding._grouped_embedding_configs_per_rank[rank]
-                row_shard = rank % sharding._local_size, sharding._local_size
-            else:
-                configs = sharding._grouped_embedding_configs
-                if isinstance(sharding, RwPooledEmbeddingSharding):
-                    row_shard = rank, dist.get_world_size(sharding._pg)
-            self._lookups.append(
-                FusedLookups(
-                    object.__getattribute__(self, "_source"),
-                    object.__getattribute__(self, "_steps"),
-                    row_shard,
-                    configs,
-                    sharding._device,
-                    sharding._pg,
-                    sharding._env,
-                )
+            rank = dist.get_rank(sharding._pg)
+            configs = sharding._grouped_embedding_configs_per_rank[rank]
+            distinct = isinstance(sharding, DistinctSharding)
+            kind = DistinctLookups if distinct else FusedLookups
+            # TorchRec may divide gradients on their way, the exchange of distinct rows does not.
+            inputs = steps.undivided if distinct else steps
+            lookups = kind(
+                module, inputs, row_shard(sharding, rank), configs, sharding._device, sharding._pg, sharding._env
             )
+            if isinstance(sharding, DistinctSharding):
+                sharding.prepare(module, lookups)
+            self._lookups.append(lookups)
+
+    @classmethod
+    def create_grouped_sharding_infos(cls, *args: Any, **kwargs: Any) -> dict[str, list[EmbeddingShardingInfo]]:
+        """TorchRec's groups by kind of sharding, each cut in two by what its tables exchange."""
+        groups = super().create_grouped_sharding_infos(*args, **kwargs)
+        found: dict[str, list[EmbeddingShardingInfo]] = {}
+        for kind, infos in groups.items():
+            for info in infos:
+                exchange = exchange_of(info.param_sharding)
+                found.setdefault(kind if exchange == "pooled" else f"{kind}, {exchange} rows", []).append(info)
+        return found
 
     @classmethod
     def create_embedding_bag_sharding(
@@ -159,7 +184,10 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
         permute_embeddings: bool = False,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
     ) -> EmbeddingSharding[EmbeddingShardingContext, KeyedJaggedTensor, Tensor, Tensor]:
-        if sharding_infos[0].param_sharding.sharding_type == ShardingType.TABLE_ROW_WISE.value:
+        kind = sharding_infos[0].param_sharding.sharding_type
+        if exchange_of(sharding_infos[0].param_sharding) == "distinct":
+            return DISTINCT_SHARDINGS[kind](sharding_infos, env, device)
+        if kind == ShardingType.TABLE_ROW_WISE.value:
             return NodeRowWiseSharding(sharding_infos, env, device, qcomm_codecs_registry=qcomm_codecs_registry)
         return super().create_embedding_bag_sharding(
             sharding_infos, env, device, permute_embeddings, qcomm_codecs_registry
@@ -205,20 +233,29 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
             raise InputError("another rank refused its gradients or learning rates; its message says why")
         for tag, (high, low) in enumerate(zip(highest, lowest, strict=True)):
             if high != low:
+                lower, higher = (str(np.float32(rate)) for rate in (low, high))
                 raise ValueError(
-                    f"learning rate of tag {tag} is {low:g} on one rank and {high:g} on another: send the same on all"
+                    f"learning rate of tag {tag} is {lower} on one rank and {higher} on another: send the same on all"
                 )
 
     def input_dist(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor | PreparedInput
     ) -> Awaitable[Awaitable[KJTList]]:
-        """Prepares the batch, agrees with the other ranks on a common size, and distributes it."""
+        """Prepares the batch, agrees with the other ranks on a common size, and distributes it.
+
+        Raises:
+            InputError: for a malformed batch, here or on another rank.
+            ValueError: if the ranks' learning rates differ, or those of the backwards since the last lookup did.
+        """
+        self.check_not_replicated()
+        compare_rates = not isinstance(ctx, _Context) or ctx.compare_rates
         with torch.no_grad():
             with rejecting(self.reject):
                 prepared = features if isinstance(features, PreparedInput) else self.preparation.of_kjt(features)
+                rates = rate_words(self.steps) if compare_rates else None
             slots = self.feature_preparation.slots if prepared.by_feature else [1] * len(self.keys)
             ctx.own_stride = max((-(-bags // n) for bags, n in zip(prepared.bags, slots, strict=True)), default=0)
-            stride, weighted = self._agree(None, ctx.own_stride, prepared.gains is not None)
+            stride, weighted = self._agree(None, ctx.own_stride, prepared.gains is not None, rates=rates)
             self.statistics.record(prepared)
             by_key = over_slots(prepared, slots, stride)
             return super().input_dist(ctx, self._to_distribute(by_key, stride, weighted))
@@ -229,23 +266,32 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
             self._agree(None, ended=True)
 
     def _agree(
-        self, error: InputError | None, stride: int = 0, weighted: bool = False, ended: bool = False
+        self,
+        error: InputError | None,
+        stride: int = 0,
+        weighted: bool = False,
+        ended: bool = False,
+        rates: list[int] | None = None,
     ) -> tuple[int, bool]:
         """The largest batch of all ranks, and whether any has weights (collective).
 
         Raises:
             InputError: if any rank has an error, or has no more batches while this one has.
+            ValueError: if the ranks' learning rates differ.
         """
         device = self._device or torch.device("cpu")
-        state = torch.tensor([stride, error is not None, weighted, ended], dtype=torch.int64, device=device)
+        own = [stride, error is not None, weighted, ended, *(rates or no_rate_words(self.steps))]
+        state = torch.tensor(own, dtype=torch.int64, device=device)
         dist.all_reduce(state, op=dist.ReduceOp.MAX, group=self._env.process_group)
-        largest, failed, any_weighted, any_ended = state.tolist()
+        largest, failed, any_weighted, any_ended, *all_rates = state.tolist()
         if error is not None:
             raise error
         if any_ended and not ended:
             raise BatchesEndedError("another rank has no more batches: give all ranks the same number of batches")
         if failed:
             raise InputError("another rank rejected its part of the batch; its message says why")
+        if not ended:
+            check_same_rates(all_rates, self.steps)
         return int(largest), bool(any_weighted)
 
     def _to_distribute(self, prepared: PreparedInput, stride: int, weighted: bool) -> KeyedJaggedTensor:
@@ -258,9 +304,15 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
             weights = torch.ones(ids.numel(), device=ids.device)
         return KeyedJaggedTensor(self.preparation.names, ids, weights=weights, lengths=prepared.lengths, stride=stride)
 
-    def start(self, prepared: PreparedInput) -> StartedLookup:
-        """Begins the lookup of features that are prepared: agrees with the other ranks and starts the input dist."""
+    def start(self, prepared: PreparedInput, *, compare_rates: bool = False) -> StartedLookup:
+        """Begins the lookup of features that are prepared: agrees with the other ranks and starts the input dist.
+
+        Args:
+            prepared: what to look up.
+            compare_rates: whether to compare the ranks' learning rates: not where steps go through `agree_on_step`.
+        """
         context = self.create_context()
+        context.compare_rates = compare_rates
         return StartedLookup(context, prepared.bags, self.input_dist(context, prepared))
 
     def finish(self, started: StartedLookup) -> list[Tensor]:
@@ -294,7 +346,7 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
         with torch.set_grad_enabled(may_differentiate(self.training_refusal, self.training)):
             return _cut(super().compute_and_output_dist(ctx, input), ctx.own_stride)
 
-    def create_context(self) -> EmbeddingBagCollectionContext:
+    def create_context(self) -> _Context:
         return _Context()
 
     def set_learning_rates(self, rates: Sequence[float | Tensor]) -> None:
@@ -313,6 +365,12 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
         assert self._env.process_group is not None
         return self._env.process_group
 
+    def register_post_lookup_tracker_fn(self, record_fn: object) -> None:
+        """Refuses TorchRec's model trackers: ids are those of placed rows here, which they would take for others."""
+        raise NotImplementedError(
+            "TorchRec's model trackers do not know where the rows of these tables lie: name the module in fqns_to_skip"
+        )
+
     @property
     def unsharded_module_type(self) -> type[TPUEmbeddingBagCollection]:
         return TPUEmbeddingBagCollection
@@ -330,7 +388,17 @@ class TPUEmbeddingSharder(EmbeddingBagCollectionSharder):
         module_fqn: str | None = None,
     ) -> ShardedTPUEmbeddingBagCollection:
         device = device or torch.device("cpu")
+        names, order = module.bag_names.values(), self._sharded_module_order_overwrite
+        problem = refusal(names, params, env, self.fused_params, self.qcomm_codecs_registry, order)
+        raise_together(problem, env.process_group)
         return ShardedTPUEmbeddingBagCollection(module, params, env, self.fused_params, device, module_fqn)
+
+    def reshard(self, *args: object, **kwargs: object) -> ShardedTPUEmbeddingBagCollection:
+        """Refuses: TorchRec's moving of shards knows neither the hosts' rows nor all slots."""
+        raise NotImplementedError(
+            "these tables cannot be resharded in place: save them with tpuemb_torch.checkpoint, and load them into a "
+            "model that is sharded anew"
+        )
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """What TorchRec's planner may choose; table-row-wise, which not every table can have, only by our plans."""
@@ -349,9 +417,10 @@ class TPUEmbeddingSharder(EmbeddingBagCollectionSharder):
 
 
 class _Context(EmbeddingBagCollectionContext):
-    """TorchRec's context of one batch, and this rank's own number of samples."""
+    """TorchRec's context of one batch, this rank's own number of samples, and whether ranks compare their rates."""
 
     own_stride: int = 0
+    compare_rates: bool = True
 
 
 def _cut(awaitable: LazyAwaitable[KeyedTensor], stride: int) -> LazyAwaitable[KeyedTensor]:
@@ -393,13 +462,10 @@ def _check_mod_shards(
 
 def _step_source(module: TPUEmbeddingBagCollection, env: ShardingEnv) -> StepSource:
     world = env.world_size
-    total = module.gradient_reduction == "sum"
 
-    def scale() -> float:
+    def divisor() -> float:
         # TorchRec divides by the world size in its collectives if its global switch says so.
-        divided = get_gradient_division()
-        if total:
-            return float(world) if divided else 1.0
-        return 1.0 if divided else 1.0 / world
+        return float(world) if get_gradient_division() else 1.0
 
-    return StepSource(module.config.num_learning_rates, cores=world, scale=scale)
+    scale = 1.0 if module.gradient_reduction == "sum" else 1.0 / world
+    return StepSource(module.config.num_learning_rates, cores=world, scale=scale, divisor=divisor)

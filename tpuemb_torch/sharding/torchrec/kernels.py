@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torchrec.distributed.embedding_types import (
     GroupedEmbeddingConfig,
     ShardedEmbeddingTable,
 )
+from torchrec.distributed.sharding.rw_sharding import RwPooledEmbeddingSharding
 from torchrec.distributed.sharding.twrw_sharding import TwRwPooledEmbeddingSharding
 from torchrec.distributed.types import (
     ShardingEnv,
@@ -25,8 +27,60 @@ from torchrec.distributed.types import (
 from torchrec.optim.fused import EmptyFusedOptimizer, FusedOptimizerModule
 
 from tpuemb_torch.collection import TPUEmbeddingBagCollection
-from tpuemb_torch.kernels import StepSource, TableBatchedEmbedding, TablePart
+from tpuemb_torch.fused_weights import NoticesClipping
+from tpuemb_torch.kernels import StepInputs, TableBatchedEmbedding, TablePart
 from tpuemb_torch.sharding.placement import shard_rows
+
+
+def row_shard(sharding: Any, rank: int) -> tuple[int, int] | None:
+    """A rank's shard, and how many there are, of tables that a sharding cuts by rows; None for other tables."""
+    if isinstance(sharding, NodeRowWiseSharding):
+        return rank % sharding._local_size, sharding._local_size
+    if isinstance(sharding, RwPooledEmbeddingSharding):
+        return rank, sharding._world_size
+    return None
+
+
+def table_parts(
+    config: GroupedEmbeddingConfig, collection: TPUEmbeddingBagCollection, row_shard: tuple[int, int] | None
+) -> list[TablePart]:
+    """What a rank holds of the tables of one of TorchRec's groups; see `row_shard`."""
+    tables = {collection.bag_names[table.name]: table for table in collection.config.tables}
+    strategy = collection.config.sharding_strategy
+    parts = []
+    for local in config.embedding_tables:
+        table = tables[local.name]
+        rows = range(table.vocabulary_size)
+        if row_shard is not None:
+            shard, shards = row_shard
+            rows = shard_rows(table.vocabulary_size, shards, shard, strategy)
+        assert local.local_metadata is not None
+        first_column = local.local_metadata.shard_offsets[1]
+        parts.append(TablePart(table, rows, range(first_column, first_column + local.local_cols)))
+    return parts
+
+
+class FusedSlice(NoticesClipping, TableBatchedEmbeddingSlice):  # type: ignore[misc]
+    """TorchRec's weight of a table on this rank."""
+
+
+class TableOptimizer(EmbeddingFusedOptimizer):
+    """TorchRec's fused optimizer of a kernel, whose "lr" is not that of any table."""
+
+    _scheduled = False
+
+    def step(self, closure: Any = None) -> None:
+        """Refuses a rate, and warns, once, of a scheduler, whose multiples of 0 would be ignored without a word."""
+        super().step(closure)
+        if not self._scheduled and any("initial_lr" in group for group in self.param_groups):  # torch's schedulers do
+            self._scheduled = True
+            names = sorted({part.table.name for part in self._emb_module.parts})
+            warnings.warn(
+                f"tables {names}: a learning-rate scheduler was given their fused optimizer and has no effect on them. "
+                "Their rates are in their configuration; schedulers drive dynamic ones through "
+                "tpuemb_torch.LearningRates, and other parameters through the optimizer of those alone",
+                stacklevel=2,
+            )
 
 
 class FusedTables(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
@@ -36,28 +90,21 @@ class FusedTables(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
         self,
         config: GroupedEmbeddingConfig,
         collection: TPUEmbeddingBagCollection,
-        steps: StepSource,
+        steps: Callable[[], StepInputs],
         row_shard: tuple[int, int] | None,
         pg: dist.ProcessGroup,
         device: torch.device,
     ) -> None:
         super().__init__(config, pg, device, None)
-        tables = {collection.bag_names[table.name]: table for table in collection.config.tables}
-        strategy = collection.config.sharding_strategy
-        parts = []
-        for local in config.embedding_tables:
-            table = tables[local.name]
-            rows = range(table.vocabulary_size)
-            if row_shard is not None:
-                shard, shards = row_shard
-                rows = shard_rows(table.vocabulary_size, shards, shard, strategy)
-            assert local.local_metadata is not None
-            first_column = local.local_metadata.shard_offsets[1]
-            parts.append(TablePart(table, rows, range(first_column, first_column + local.local_cols)))
         self._emb_module = TableBatchedEmbedding(
-            parts, self._feature_table_map, device, collection.seed, steps, collection.kernel_kind
+            table_parts(config, collection, row_shard),
+            self._feature_table_map,
+            device,
+            collection.seed,
+            steps,
+            collection.kernel_kind,
         )
-        self._optim = EmbeddingFusedOptimizer(config, self._emb_module, pg)
+        self._optim = TableOptimizer(config, self._emb_module, pg)
 
     @property
     def emb_module(self) -> TableBatchedEmbedding:
@@ -86,7 +133,7 @@ class FusedTables(BaseBatchedEmbeddingBag[Tensor], FusedOptimizerModule):
             parts = [(s, p) for n, d, s, p in places if n == name and d is data]
             last, last_part = parts[-1]
             end = last + len(last_part.rows) * len(last_part.columns)
-            weight = TableBatchedEmbeddingSlice(
+            weight = FusedSlice(
                 data=data, start_offset=start, end_offset=end, num_embeddings=-1, embedding_dim=len(part.columns)
             )
             weight._in_backward_optimizers = [
@@ -130,7 +177,7 @@ class FusedLookups(GroupedPooledEmbeddingsLookup):
     def __init__(
         self,
         collection: TPUEmbeddingBagCollection,
-        steps: StepSource,
+        steps: Callable[[], StepInputs],
         row_shard: tuple[int, int] | None,
         grouped_configs: list[GroupedEmbeddingConfig],
         device: torch.device,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -22,11 +23,27 @@ from tpuemb_torch.collection import TPUEmbeddingBagCollection
 from tpuemb_torch.config import Table
 from tpuemb_torch.kernels import group_key
 from tpuemb_torch.optimizers import slots_of
-from tpuemb_torch.planning import PlannedTable, TablePlan, refusal
+from tpuemb_torch.planning import Exchange, PlannedTable, TablePlan, refusal
 from tpuemb_torch.sharding.placement import padded_rows, shard_rows
 
 BY_ROWS = (ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value)
 SHARDING_TYPES = (*BY_ROWS, ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value)
+
+
+@dataclass
+class ExchangingSharding(ParameterSharding):
+    """TorchRec's sharding of a table, and what its ranks exchange.
+
+    Attributes:
+        exchange: "pooled", sums of bags, as TorchRec does; or "distinct", the rows themselves.
+    """
+
+    exchange: Exchange = "pooled"
+
+
+def exchange_of(sharding: ParameterSharding) -> Exchange:
+    """What the ranks of a table exchange."""
+    return sharding.exchange if isinstance(sharding, ExchangingSharding) else "pooled"
 
 
 def with_host_shards(
@@ -46,7 +63,7 @@ def with_host_shards(
     ranks = list(range(env.world_size))
     if sharding.sharding_type == ShardingType.TABLE_ROW_WISE.value:
         ranks = list(sharding.ranks or [])
-        _check_node(config, ranks, env)
+        _check_node(config, ranks, env, exchange_of(sharding))
     if len(planned) != len(ranks):
         raise ValueError(
             f"table {table!r}: {sharding.sharding_type} over {len(planned)} of {len(ranks)} ranks; use all"
@@ -56,15 +73,10 @@ def with_host_shards(
         rows = len(shard_rows(config.vocabulary_size, len(ranks), index, module.config.sharding_strategy))
         shards.append(ShardMetadata([offset, 0], [rows, config.dimension], shard.placement))
         offset += rows
-    return ParameterSharding(
-        sharding_type=sharding.sharding_type,
-        compute_kernel=sharding.compute_kernel,
-        ranks=ranks,
-        sharding_spec=EnumerableShardingSpec(shards),
-    )
+    return replace(sharding, ranks=ranks, sharding_spec=EnumerableShardingSpec(shards))
 
 
-def _check_node(table: Table, ranks: list[int], env: ShardingEnv) -> None:
+def _check_node(table: Table, ranks: list[int], env: ShardingEnv, exchange: Exchange) -> None:
     """Refuses a table-row-wise table that TorchRec cannot put on these ranks, or would step wrongly."""
     if env.world_size != dist.get_world_size():
         raise ValueError(
@@ -73,7 +85,10 @@ def _check_node(table: Table, ranks: list[int], env: ShardingEnv) -> None:
     local = get_topology_group_world_size(env.world_size)
     planned = PlannedTable(table.name, table.vocabulary_size, table.dimension, len(slots_of(table.optimizer)))
     problem = refusal(
-        TablePlan(planned, "table_row_wise", ranks), env.world_size, local, table.optimizer.accumulation != "disabled"
+        TablePlan(planned, "table_row_wise", ranks, exchange),
+        env.world_size,
+        local,
+        table.optimizer.accumulation != "disabled",
     )
     if problem is not None:
         raise ValueError(f"table {table.name!r}: {problem} (LOCAL_WORLD_SIZE says how many ranks a node has)")
