@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tpuemb_torch.embedding import TPUEmbedding
 from tpuemb_torch.preprocessing import InputError, PreparedBatch, Ragged, Sparse
 from tpuemb_torch.sent_steps import SentStep
-from tpuemb_torch.sharding.torchrec import BatchesEndedError
+from tpuemb_torch.sharding.step_agreement import BatchesEndedError
 from tpuemb_torch.supplied import SuppliedActivations
 
 Getter: TypeAlias = str | Callable[[Any], Any]

@@ -1,4 +1,4 @@
-"""Whether all ranks have the same layer: its configuration, options and plan at the start, its learning rates later.
+"""Whether all ranks shard the same layer: its configuration, options and plan.
 
 Equal ranks pay for one small all_reduce; only ranks that differ exchange more, to say in what.
 """
@@ -10,16 +10,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torchrec.distributed.types import ParameterSharding
 
 from tpuemb_torch._version import __version__
 from tpuemb_torch.collection import TPUEmbeddingBagCollection
 from tpuemb_torch.config import Config, Optimizer
-from tpuemb_torch.kernels import StepSource
 from tpuemb_torch.sharding.exchange import communication_device
 
 #: Differences that a rank names, and ranks that the error names.
@@ -27,7 +24,7 @@ MAX_DIFFERENCES = 3
 MAX_RANKS = 4
 
 #: In a maximum, a rank that has no say.
-_NO_SAY = torch.iinfo(torch.int64).min
+NO_SAY = torch.iinfo(torch.int64).min
 
 Description = Mapping[str, str]
 
@@ -59,9 +56,9 @@ def check_same(own: Description, group: dist.ProcessGroup) -> None:
     """Raises ValueError on all ranks, naming differences, unless all have the same description (collective)."""
     digest = hashlib.blake2b(json.dumps(list(own.items())).encode(), digest_size=16).digest()
     words = [int.from_bytes(digest[start : start + 8], "little", signed=True) for start in (0, 8)]
-    state = torch.tensor(_extremes(words), device=communication_device(group))
+    state = torch.tensor(extremes(words), device=communication_device(group))
     dist.all_reduce(state, op=dist.ReduceOp.MAX, group=group)
-    if all(low == high for low, high in _ranges(state.tolist())):
+    if all(low == high for low, high in ranges_of(state.tolist())):
         return
     sent: list[Description | None] = [own if dist.get_rank(group) == 0 else None]
     dist.broadcast_object_list(sent, group_src=0, group=group)
@@ -177,62 +174,15 @@ def _differences(own: Description, first: Description, rank: int) -> str:
     return "; ".join(found + more)
 
 
-# Learning rates, which travel with the sizes of the batches: as bits, in one all_reduce of maxima.
-
-
-def rate_words(steps: StepSource) -> list[int]:
-    """This rank's dynamic rates, those of now and those of its steps since they were compared last, for `MAX`."""
-    now, used = steps.now(), steps.used
-    return [now is not None, now is None, *_rate_extremes(now, steps), *_rate_extremes(used, steps)]
-
-
-def no_rate_words(steps: StepSource) -> list[int]:
-    """What a rank gives whose rates are not to be compared."""
-    return [0, 0] + [_NO_SAY] * (4 * steps.num_learning_rates)
-
-
-def check_same_rates(words: Sequence[int], steps: StepSource) -> None:
-    """Raises ValueError unless maxima of all ranks' `rate_words` say that their rates are equal."""
-    some_set, some_unset, *numbers = words
-    count = 2 * steps.num_learning_rates
-    now, used = _ranges(numbers[:count]), _ranges(numbers[count:])
-    if some_set or some_unset:
-        steps.forget_used()
-    for tag, (low, high) in enumerate(used):
-        if low != high:
-            raise ValueError(
-                f"learning rate of tag {tag} in the last step was {_rate(low)} on one rank and {_rate(high)} on "
-                "another: their tables were stepped differently; go back to a checkpoint, and set the same on all"
-            )
-    for tag, (low, high) in enumerate(now):
-        if low != high:
-            raise ValueError(
-                f"learning rate of tag {tag} is {_rate(low)} on one rank and {_rate(high)} on another: set the same "
-                "on all"
-            )
-    if some_set and some_unset:
-        raise ValueError("learning rates are set on one rank and not on another: set the same on all")
-
-
-def _rate_extremes(rates: Tensor | None, steps: StepSource) -> list[int]:
-    if rates is None:
-        return [_NO_SAY] * (2 * steps.num_learning_rates)
-    return _extremes((rates + 0.0).view(torch.int32).tolist())  # + 0.0: -0.0 is 0.0
-
-
-def _rate(bits: int) -> str:
-    return str(np.int32(bits).view(np.float32))
-
-
-def _extremes(words: Sequence[int]) -> list[int]:
+def extremes(words: Sequence[int]) -> list[int]:
     """Words whose maximum over ranks tells the largest and the smallest of each: `~x` falls as x grows."""
     return [*words, *(~word for word in words)]
 
 
-def _ranges(maxima: Sequence[int]) -> list[tuple[int, int]]:
-    """The smallest and the largest of each word, from maxima of `_extremes`; both `_NO_SAY` where no rank has one."""
+def ranges_of(maxima: Sequence[int]) -> list[tuple[int, int]]:
+    """The smallest and the largest of each word, from maxima of `extremes`; both `NO_SAY` where no rank has one."""
     half = len(maxima) // 2
     return [
-        (_NO_SAY if high == _NO_SAY == low else ~low, high)
+        (NO_SAY if high == NO_SAY == low else ~low, high)
         for high, low in zip(maxima[:half], maxima[half:], strict=True)
     ]

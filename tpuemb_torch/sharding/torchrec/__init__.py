@@ -4,10 +4,7 @@ The plan keeps TorchRec's compute kernel "fused"; the classes here put `TableBat
 build FBGEMM's.
 """
 
-from tpuemb_torch.sharding.torchrec.collection import (
-    BatchesEndedError,
-    ShardedTPUEmbeddingBagCollection,
-    TPUEmbeddingSharder,
-)
+from tpuemb_torch.sharding.torchrec.collection import ShardedTPUEmbeddingBagCollection
+from tpuemb_torch.sharding.torchrec.sharder import TPUEmbeddingSharder
 
-__all__ = ["BatchesEndedError", "ShardedTPUEmbeddingBagCollection", "TPUEmbeddingSharder"]
+__all__ = ["ShardedTPUEmbeddingBagCollection", "TPUEmbeddingSharder"]

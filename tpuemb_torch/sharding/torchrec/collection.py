@@ -12,20 +12,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.comm_ops import get_gradient_division
 from torchrec.distributed.embedding_sharding import EmbeddingSharding, EmbeddingShardingContext, EmbeddingShardingInfo
-from torchrec.distributed.embedding_types import (
-    EmbeddingComputeKernel,
-    KJTList,
-)
+from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionAwaitable,
     EmbeddingBagCollectionContext,
-    EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
 )
 from torchrec.distributed.types import (
@@ -44,25 +39,21 @@ from tpuemb_torch.kernels import StepSource, StoredPart, TableBatchedEmbedding
 from tpuemb_torch.optimizers.trainability import may_differentiate
 from tpuemb_torch.preprocessing import InputError, PreparedInput, over_slots, rejecting
 from tpuemb_torch.sent_steps import StepQueue, drain_before
-from tpuemb_torch.sharding.agreement import check_same_layer, check_same_rates, no_rate_words, rate_words
-from tpuemb_torch.sharding.exchange import Piece, move, raise_together
+from tpuemb_torch.sharding.agreement import check_same_layer
+from tpuemb_torch.sharding.exchange import Piece, move
 from tpuemb_torch.sharding.placement import RowPlacement
+from tpuemb_torch.sharding.step_agreement import StepAgreement, rate_words
 from tpuemb_torch.sharding.torchrec.distinct import DISTINCT_SHARDINGS, DistinctLookups, DistinctSharding
 from tpuemb_torch.sharding.torchrec.kernels import FusedLookups, FusedSlice, NodeRowWiseSharding, row_shard
 from tpuemb_torch.sharding.torchrec.plan import (
-    SHARDING_TYPES,
     check_shards,
     exchange_of,
     row_shards,
     torchrec_twin,
     with_host_shards,
 )
-from tpuemb_torch.sharding.torchrec.refusals import refusal
+from tpuemb_torch.sharding.torchrec.state import check_mod_shards, write_mod_shards
 from tpuemb_torch.statistics.recorder import CountsInput
-
-
-class BatchesEndedError(InputError):
-    """Another rank has come to the end of its batches."""
 
 
 class StartedLookup(NamedTuple):
@@ -119,6 +110,7 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
         self.steps: StepSource = object.__getattribute__(self, "_steps")
         self.steps.take_over(module.steps)
         self.step_queue = StepQueue(self.steps)
+        self._agreement = StepAgreement(env.process_group, device, self.steps)
         self._statistics = module.statistics.on_ranks(env.process_group, device)
         self.register_state_dict_pre_hook(drain_before)
         self.register_load_state_dict_pre_hook(drain_before)
@@ -128,10 +120,10 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
             [shards_of[key.table] for key in self.keys],
             module.config.sharding_strategy,
         )
-        self._mod_shards = torch.tensor([shards_of[table.name] for table in module.config.tables])
+        self.mod_shards = torch.tensor([shards_of[table.name] for table in module.config.tables])
         if module.config.sharding_strategy == "mod" and not self._placement.is_identity:
-            self._register_state_dict_hook(_write_mod_shards)
-            self._register_load_state_dict_pre_hook(_check_mod_shards, with_module=True)
+            self._register_state_dict_hook(write_mod_shards)
+            self._register_load_state_dict_pre_hook(check_mod_shards, with_module=True)
         if module.kernel.device.type != "meta":
             move([Piece.of(s) for s in module.stored()], [Piece.of(s) for s in self.stored()], None)
 
@@ -204,39 +196,15 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
 
     def reject(self, error: InputError) -> None:
         """Raises an error found before the collection, on this and on every other rank's input dist."""
-        self._agree(error)
+        self._agreement.on_batch(error)
 
     def confirm(self) -> None:
         """Agrees with the other ranks that this rank's part of a batch is good (collective); raises if one's is not."""
-        self._agree(None)
+        self._agreement.on_batch()
 
     def agree_on_step(self, error: Exception | None, rates: Tensor | None) -> None:
-        """Agrees with the other ranks that a step may be applied (collective).
-
-        Args:
-            error: what is wrong with this rank's gradients or rates; raised after the others know.
-            rates: float32 `[num_learning_rates]`; must be the same on all ranks.
-
-        Raises:
-            InputError: if another rank has an error.
-            ValueError: if the ranks' rates differ.
-        """
-        count = self.config.num_learning_rates
-        mine = torch.zeros(count) if rates is None else rates
-        state = torch.cat([torch.tensor([float(error is not None)]), mine, -mine]).double()
-        state = state.to(self._device or torch.device("cpu"))
-        dist.all_reduce(state, op=dist.ReduceOp.MAX, group=self._env.process_group)
-        failed, highest, lowest = bool(state[0]), state[1 : 1 + count].tolist(), (-state[1 + count :]).tolist()
-        if error is not None:
-            raise error
-        if failed:
-            raise InputError("another rank refused its gradients or learning rates; its message says why")
-        for tag, (high, low) in enumerate(zip(highest, lowest, strict=True)):
-            if high != low:
-                lower, higher = (str(np.float32(rate)) for rate in (low, high))
-                raise ValueError(
-                    f"learning rate of tag {tag} is {lower} on one rank and {higher} on another: send the same on all"
-                )
+        """Agrees with the other ranks that a step may be applied (collective); see `StepAgreement.on_step`."""
+        self._agreement.on_step(error, rates)
 
     def input_dist(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor | PreparedInput
@@ -255,7 +223,7 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
                 rates = rate_words(self.steps) if compare_rates else None
             slots = self.feature_preparation.slots if prepared.by_feature else [1] * len(self.keys)
             ctx.own_stride = max((-(-bags // n) for bags, n in zip(prepared.bags, slots, strict=True)), default=0)
-            stride, weighted = self._agree(None, ctx.own_stride, prepared.gains is not None, rates=rates)
+            stride, weighted = self._agreement.on_batch(None, ctx.own_stride, prepared.gains is not None, rates=rates)
             self.statistics.record(prepared)
             by_key = over_slots(prepared, slots, stride)
             return super().input_dist(ctx, self._to_distribute(by_key, stride, weighted))
@@ -263,36 +231,7 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
     def end(self) -> None:
         """Tells the other ranks, which may begin a lookup, that this one has no more batches (collective)."""
         with suppress(InputError):  # theirs, not this rank's
-            self._agree(None, ended=True)
-
-    def _agree(
-        self,
-        error: InputError | None,
-        stride: int = 0,
-        weighted: bool = False,
-        ended: bool = False,
-        rates: list[int] | None = None,
-    ) -> tuple[int, bool]:
-        """The largest batch of all ranks, and whether any has weights (collective).
-
-        Raises:
-            InputError: if any rank has an error, or has no more batches while this one has.
-            ValueError: if the ranks' learning rates differ.
-        """
-        device = self._device or torch.device("cpu")
-        own = [stride, error is not None, weighted, ended, *(rates or no_rate_words(self.steps))]
-        state = torch.tensor(own, dtype=torch.int64, device=device)
-        dist.all_reduce(state, op=dist.ReduceOp.MAX, group=self._env.process_group)
-        largest, failed, any_weighted, any_ended, *all_rates = state.tolist()
-        if error is not None:
-            raise error
-        if any_ended and not ended:
-            raise BatchesEndedError("another rank has no more batches: give all ranks the same number of batches")
-        if failed:
-            raise InputError("another rank rejected its part of the batch; its message says why")
-        if not ended:
-            check_same_rates(all_rates, self.steps)
-        return int(largest), bool(any_weighted)
+            self._agreement.on_batch(ended=True)
 
     def _to_distribute(self, prepared: PreparedInput, stride: int, weighted: bool) -> KeyedJaggedTensor:
         """Places ids; with weights if any rank has them."""
@@ -376,46 +315,6 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
         return TPUEmbeddingBagCollection
 
 
-class TPUEmbeddingSharder(EmbeddingBagCollectionSharder):
-    """Shards `TPUEmbeddingBagCollection` for DistributedModelParallel and TorchRec's planner."""
-
-    def shard(
-        self,
-        module: TPUEmbeddingBagCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedTPUEmbeddingBagCollection:
-        device = device or torch.device("cpu")
-        names, order = module.bag_names.values(), self._sharded_module_order_overwrite
-        problem = refusal(names, params, env, self.fused_params, self.qcomm_codecs_registry, order)
-        raise_together(problem, env.process_group)
-        return ShardedTPUEmbeddingBagCollection(module, params, env, self.fused_params, device, module_fqn)
-
-    def reshard(self, *args: object, **kwargs: object) -> ShardedTPUEmbeddingBagCollection:
-        """Refuses: TorchRec's moving of shards knows neither the hosts' rows nor all slots."""
-        raise NotImplementedError(
-            "these tables cannot be resharded in place: save them with tpuemb_torch.checkpoint, and load them into a "
-            "model that is sharded anew"
-        )
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        """What TorchRec's planner may choose; table-row-wise, which not every table can have, only by our plans."""
-        return [kind for kind in SHARDING_TYPES if kind != ShardingType.TABLE_ROW_WISE.value]
-
-    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        return [EmbeddingComputeKernel.FUSED.value]
-
-    @property
-    def module_type(self) -> type[TPUEmbeddingBagCollection]:
-        return TPUEmbeddingBagCollection
-
-    @property
-    def sharded_module_type(self) -> type[ShardedTPUEmbeddingBagCollection]:
-        return ShardedTPUEmbeddingBagCollection
-
-
 class _Context(EmbeddingBagCollectionContext):
     """TorchRec's context of one batch, this rank's own number of samples, and whether ranks compare their rates."""
 
@@ -435,29 +334,6 @@ def _cut(awaitable: LazyAwaitable[KeyedTensor], stride: int) -> LazyAwaitable[Ke
     assert isinstance(awaitable, EmbeddingBagCollectionAwaitable)
     awaitable.callbacks.append(cut)
     return awaitable
-
-
-def _write_mod_shards(
-    module: ShardedTPUEmbeddingBagCollection, state: dict[str, Any], prefix: str, _metadata: dict[str, Any]
-) -> None:
-    """Marks a state dict whose tables are ordered shard by shard (MOD has no contiguous blocks): shards by table."""
-    state[f"{prefix}mod_shards"] = module._mod_shards.clone()
-
-
-def _check_mod_shards(
-    module: ShardedTPUEmbeddingBagCollection, state: dict[str, Any], prefix: str, *_args: object
-) -> None:
-    """Refuses rows in another order: they would land in the wrong places without a word."""
-    shards = state.pop(f"{prefix}mod_shards", None)
-    own = module._mod_shards
-    if any(key.startswith(prefix) for key in state) and (shards is None or shards.tolist() != own.tolist()):
-        found = (
-            "rows in another order" if shards is None else f"rows ordered for {shards.tolist()} shards of each table"
-        )
-        raise RuntimeError(
-            f"state dict with {found}; these tables are MOD-sharded over {own.tolist()}. "
-            "Use tpuemb_torch.checkpoint or load_parameters(), which do not depend on the sharding"
-        )
 
 
 def _step_source(module: TPUEmbeddingBagCollection, env: ShardingEnv) -> StepSource:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -68,11 +69,14 @@ def with_host_shards(
         raise ValueError(
             f"table {table!r}: {sharding.sharding_type} over {len(planned)} of {len(ranks)} ranks; use all"
         )
-    shards, offset = [], 0
-    for index, shard in enumerate(planned):
-        rows = len(shard_rows(config.vocabulary_size, len(ranks), index, module.config.sharding_strategy))
-        shards.append(ShardMetadata([offset, 0], [rows, config.dimension], shard.placement))
-        offset += rows
+    strategy = module.config.sharding_strategy
+    sizes = [len(shard_rows(config.vocabulary_size, len(ranks), index, strategy)) for index in range(len(ranks))]
+    if [list(shard.shard_sizes) for shard in planned] == [[rows, config.dimension] for rows in sizes]:
+        return replace(sharding, ranks=ranks)  # one of our plans
+    shards = [
+        ShardMetadata([end - rows, 0], [rows, config.dimension], shard.placement)
+        for shard, rows, end in zip(planned, sizes, accumulate(sizes), strict=True)
+    ]
     return replace(sharding, ranks=ranks, sharding_spec=EnumerableShardingSpec(shards))
 
 
