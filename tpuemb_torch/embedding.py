@@ -393,7 +393,7 @@ def shard(
         plan: "auto", "row_wise", "table_wise", "column_wise", "table_row_wise", or a mapping of these by table name;
             a plan from `make_plan` or `read_plan`, or the path of its file; or a TorchRec plan.  "auto" keeps to the
             memory of the smallest GPU, or of each CPU rank's part of its machine.
-        process_group: default: the world.
+        process_group: one of all ranks of the job, which TorchRec shards over; default: the world.
         device: where this rank's part lives; default: the CPU, or the current CUDA device under NCCL.
         exchange: what ranks send each other, for all tables or by table name: "pooled", "distinct" or "auto" (the
             default), as for `make_plan`.  A ready plan says it itself.
@@ -404,6 +404,7 @@ def shard(
     Raises:
         RuntimeError: without an initialised process group.
         ValueError: for a plan that does not fit.
+        NotImplementedError: for a process group of some of the ranks.
     """
     if not isinstance(embedding.collection, TPUEmbeddingBagCollection):
         raise ValueError("the embedding is sharded already; retrieve and load its parameters to shard it otherwise")

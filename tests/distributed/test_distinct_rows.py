@@ -127,6 +127,67 @@ def test_the_fbgemm_kernel_steps_rows_that_ranks_asked_for() -> None:
             np.testing.assert_allclose(fbgemm[table]["parameters"], slots["parameters"], rtol=1e-5, atol=1e-6)
 
 
+def sparse_rows(rank: int, world: int) -> Any:
+    """Two rows over three ranks: one has none to step, and FBGEMM's SGD takes no table without rows."""
+    text = """mode: TRAINING num_hosts: 1 num_tensor_cores: 1
+        table_descriptor { name: "a" vocabulary_size: 2 dimension: 4 optimization_parameters {
+            learning_rate { constant: 0.5 } stochastic_gradient_descent {} } }
+        feature_descriptor { name: "x" table_id: 0 input_shape: 3 }"""
+    found = []
+    for kernel in ("fbgemm", "eager"):
+        embedding = tpuemb.shard(tpuemb.TPUEmbedding(text, kernel=kernel), "row_wise", exchange="distinct")
+        embedding({"x": torch.tensor([0, 1, rank % 2])})["x"].square().sum().backward()
+        found.append(embedding.retrieve_parameters()["a"]["parameters"].numpy())
+    return found
+
+
+def test_a_rank_without_rows_steps_none() -> None:
+    for fbgemm, eager in run_ranks(3, sparse_rows):
+        np.testing.assert_allclose(fbgemm, eager, rtol=1e-5, atol=1e-6)
+
+
+def another_default(rank: int, world: int, dtype: torch.dtype, exchange: str) -> Any:
+    torch.set_default_dtype(dtype)
+    embedding = tpuemb.TPUEmbedding(
+        plain_config("momentum { momentum: 0.9 }"), ["mean", "sum"], seed=4, kernel="compiled"
+    )
+    # One rank has no table.
+    embedding = tpuemb.shard(embedding, {"a": "table_wise", "b": "table_wise"}, exchange=exchange)
+    out = embedding({name: ids[:, None] for name, ids in ids_of(rank).items()})
+    sum(value.square().sum() for value in out.values()).backward()
+    assert {value.dtype for value in out.values()} == {torch.float32}
+    return cases.to_numpy(embedding.retrieve_parameters())
+
+
+@pytest.mark.parametrize("exchange", ["pooled", "distinct"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_torchs_default_dtype_is_not_that_of_tables(dtype: torch.dtype, exchange: str) -> None:
+    expected = run_ranks(3, another_default, torch.float32, "pooled")[0]
+    for found in run_ranks(3, another_default, dtype, exchange):
+        for table, slots in expected.items():
+            for slot, values in slots.items():
+                np.testing.assert_allclose(found[table][slot], values, rtol=1e-5, atol=1e-6)
+
+
+def without_rates(rank: int, world: int) -> list[bool]:
+    """Table b is on one rank: the other must not wait for the exchange that follows the step of b."""
+    config = plain_config().to_proto()
+    config.table_descriptor[1].optimization_parameters.learning_rate.dynamic.tag = 0
+    embedding = tpuemb.shard(tpuemb.TPUEmbedding(config), {"a": "row_wise", "b": "table_wise"}, exchange="distinct")
+    loss = sum(value.sum() for value in embedding(ids_of(rank)).values())
+    with pytest.raises(RuntimeError, match="call set_learning_rates"):
+        loss.backward()
+    embedding.set_learning_rates([0.5])
+    before = cases.to_numpy(embedding.retrieve_parameters())
+    sum(value.sum() for value in embedding(ids_of(rank)).values()).backward()
+    after = cases.to_numpy(embedding.retrieve_parameters())
+    return [bool((before[name]["parameters"] != after[name]["parameters"]).any()) for name in ("a", "b")]
+
+
+def test_rates_that_are_not_set_stop_all_ranks_at_once() -> None:
+    assert run_ranks(2, without_rates, timeout=20) == [[True, True]] * 2
+
+
 def sums_by_hand(rank: int, world: int) -> Any:
     """What is bitwise: a forward sums the same rows in the same order as one process."""
     rng = np.random.default_rng(rank)

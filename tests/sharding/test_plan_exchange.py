@@ -33,6 +33,7 @@ def test_auto_takes_distinct_rows_where_they_certainly_cost_less() -> None:
 
 def test_node_wise_without_accumulation_needs_distinct_rows() -> None:
     assert exchanges("table_row_wise", pooling_factors={"t0": 2.0}) == ["pooled", "distinct", "distinct"]
+    assert make_plan(CONFIG, 1, sharding="table_row_wise").tables[2].exchange == "distinct"
     with pytest.raises(PlanError, match="use exchange distinct, row_wise or table_wise"):
         exchanges("table_row_wise", exchange="pooled")
 
@@ -45,6 +46,9 @@ def test_what_is_asked_for_is_done_or_refused() -> None:
         exchanges("column_wise", exchange="distinct")
     with pytest.raises(PlanError, match="exchange 'rows' is not one of auto, pooled, distinct"):
         exchanges(exchange="rows")
+    for wrong in ("", None, 3, ["distinct"]):
+        with pytest.raises(PlanError, match=r"one of auto, pooled, distinct"):
+            exchanges(exchange=wrong)
     with pytest.raises(PlanError, match="no table 't9'"):
         exchanges(exchange={"t9": "pooled"})
     with pytest.raises(PlanError, match=r"distinct_ids.*-1"):

@@ -76,7 +76,7 @@ class FbgemmStep:
         placements = torch.zeros(features, dtype=torch.int32)
         ends = torch.arange(0, features * dim + 1, dim, dtype=torch.int32)
         hash_sizes = torch.cat([zeros, torch.tensor([rows])])
-        gains = torch.ones(ids.numel()) if gains is None else gains
+        gains = torch.ones(ids.numel(), dtype=torch.float32) if gains is None else gains
         of_lookup = (state[0].view(-1), placements, zeros, ends, dim, hash_sizes, max(1, (rows - 1).bit_length()))
         of_lookup = (*of_lookup, ids, offsets, _SUM, gains, False)  # type: ignore[assignment]
         if self._adagrad:

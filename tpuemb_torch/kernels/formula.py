@@ -121,7 +121,8 @@ def translate(rule: UpdateRule, numbers: StepNumbers) -> Formula:
         all_numbers = StepNumbers(*(next(given) if here else None for here in present))  # type: ignore[arg-type]
         return apply_step(rule, all_numbers, old[0], gradient, *old[1:])
 
-    example = [torch.ones(2, 3) for _ in range(states + 1)] + [torch.ones(2, 1) for here in present if here]
+    example = [torch.ones(2, 3, dtype=torch.float32) for _ in range(states + 1)]
+    example += [torch.ones(2, 1, dtype=torch.float32) for here in present if here]
     with torch.no_grad():
         graph = make_fx(step, tracing_mode="fake")(*example).graph
     return _Translation(states).write(graph, sum(present))

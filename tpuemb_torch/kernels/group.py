@@ -57,7 +57,7 @@ class TableGroup(nn.Module):
         self.step = GroupStep(self.rule, self.numbers, starts, "eager" if kernel == "fbgemm" else kernel)
         self.fbgemm = FbgemmStep(optimizer.algorithm) if kernel == "fbgemm" else None
         for name in self.state_names:
-            buffer = torch.empty(self.rows * self.dim, device=device)
+            buffer = torch.empty(self.rows * self.dim, dtype=torch.float32, device=device)
             advise_huge_pages(buffer)
             self.register_buffer(f"state_{name}", buffer, persistent=False)
 
@@ -176,8 +176,9 @@ class FusedLookup(torch.autograd.Function):
         gradient = gradient.contiguous().view(offsets.numel() - 1, group.dim)
         step = group.step
         if group.fbgemm is not None:
-            rate = group.numbers.step(rates).lr[0]
-            group.fbgemm(rate, group.state(), ids, offsets, gains, gradient.view(batch, max(features, 1) * group.dim))
+            if ids.numel():  # FBGEMM refuses a table without rows
+                rate, state = group.numbers.step(rates).lr[0], group.state()
+                group.fbgemm(rate, state, ids, offsets, gains, gradient.view(batch, max(features, 1) * group.dim))
             return (None,) * 9
         bag = step.lookup.bags(offsets, max(features, 1), batch, ids.numel())
         if group.steps_per_core and cores > 1:

@@ -110,7 +110,7 @@ class NativeLookup:
         ids, offsets, weights = integers(ids), integers(offsets), floats(weights)
         gains = None if gains is None else floats(gains)
         rows, dim = weights.shape
-        result = torch.empty(batch, features * dim)
+        result = torch.empty(batch, features * dim, dtype=torch.float32)
         at = (_at(ids), _at(offsets), None if gains is None else _at(gains), _at(weights))
         outside = _library().tpuemb_look_up(*at, *_numbers(rows, dim, features, batch), _at(result))
         if outside:

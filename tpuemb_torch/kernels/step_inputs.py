@@ -47,7 +47,7 @@ class StepSource:
         self.cores = cores
         self._scale = scale
         self._divisor = divisor
-        self.rates = torch.empty(0) if num_learning_rates == 0 else None
+        self.rates = torch.empty(0, dtype=torch.float32) if num_learning_rates == 0 else None
         self._followed: Callable[[], Sequence[float | Tensor]] | None = None
         self._agreed = False
         self._used: list[Tensor] = []

@@ -102,7 +102,7 @@ class TableBatchedEmbedding(nn.Module):
         self.features = self.lookup_features(feature_parts)
         self.feature_dims = [len(parts[i].columns) for i in feature_parts]
         # Makes the lookup a node of the graph although no tensor of the module requires grad.
-        self._handle = torch.empty(0, device=device, requires_grad=True)
+        self._handle = torch.empty(0, dtype=torch.float32, device=device, requires_grad=True)
         if device.type != "meta":
             self.reset_parameters(seed)
 
@@ -154,7 +154,7 @@ class TableBatchedEmbedding(nn.Module):
         """
         features = len(self.feature_dims)
         if features == 0:
-            return torch.empty(0, 0, device=offsets.device)
+            return torch.empty(0, 0, dtype=torch.float32, device=offsets.device)
         batch = (offsets.numel() - 1) // features
         bags = [batch] * features
         outputs = self._look_up(self.features, indices, offsets, per_sample_weights, ordered, bags, columns=True)

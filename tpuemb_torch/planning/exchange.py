@@ -17,6 +17,10 @@ def exchange_of_tables(config: Config, exchange: str | Mapping[str, str]) -> dic
     Raises:
         PlanError: for an unknown table or exchange; tables that a mapping leaves out are "auto".
     """
+    if not isinstance(exchange, str | Mapping):
+        raise PlanError(
+            "exchange", f"{exchange!r} is neither one of auto, {', '.join(EXCHANGES)} nor a mapping of them"
+        )
     names = [table.name for table in config.tables]
     asked = dict.fromkeys(names, exchange) if isinstance(exchange, str) else dict(exchange)
     for name, value in asked.items():
@@ -41,11 +45,11 @@ def with_exchange(plan: TablePlan, asked: str, topology: Topology, accumulates: 
     pooled, distinct = replace(plan, exchange="pooled"), replace(plan, exchange="distinct")
     if asked != "auto":
         return distinct if asked == "distinct" else pooled
-    if plan.sharding == "column_wise" or topology.world_size == 1:
-        return pooled
     if plan.sharding == "table_row_wise" and not accumulates:
         # TorchRec's does not keep the order of the ranks, in which such gradients are steps.
         return distinct
+    if plan.sharding == "column_wise" or topology.world_size == 1:
+        return pooled
     table = plan.table if known else replace(plan.table, distinct_ids=float(plan.table.vocabulary_size))
     cost = topology.seconds(replace(distinct, table=table))
     return distinct if cost <= topology.seconds(pooled) else pooled

@@ -10,19 +10,25 @@ and less traffic than sums of bags wherever a rank's batch has fewer distinct ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
+from tpuemb_torch.kernels import StepInputs
 from tpuemb_torch.kernels.constants import Constant
 from tpuemb_torch.kernels.lookup import NativeLookup, TorchLookup
 from tpuemb_torch.kernels.update import GradientRows
 from tpuemb_torch.preprocessing import SortedIds
 from tpuemb_torch.sharding.addresses import RowAddresses
 
-LookupFunctions = type[NativeLookup] | type[TorchLookup]
+LookupFunctions: TypeAlias = type[NativeLookup] | type[TorchLookup]
+#: Numbers of rows, or of numbers in them.
+Sizes: TypeAlias = NDArray[np.int64]
 
 
 class ExchangeLayout:
@@ -36,16 +42,23 @@ class ExchangeLayout:
 
     def __init__(self, addresses: RowAddresses, rank: int, ranks: int) -> None:
         self.addresses = addresses
-        self.rank = rank
         blocks = addresses.blocks
-        #: Blocks rank by rank, and how many each rank has.
-        self.by_rank = sorted(range(len(blocks)), key=lambda number: blocks[number].rank)
-        self.order = Constant(self.by_rank, torch.int64)
-        self.blocks_of = [0] * ranks
-        for block in blocks:
-            self.blocks_of[block.rank] += 1
-        self.in_order = self.by_rank == list(range(len(blocks)))
+        #: Blocks in the order of their addresses: columns and ranks.
+        self.widths = np.array([block.dimension for block in blocks], dtype=np.int64)
+        self.ranks = np.array([block.rank for block in blocks], dtype=np.int64)
+        #: Blocks rank by rank, where those are then, and how many each rank has.
+        self.by_rank = np.argsort(self.ranks, kind="stable")
+        self.places = np.argsort(self.by_rank, kind="stable")
+        self.blocks_of = np.bincount(self.ranks, minlength=ranks).tolist()
+        self.order = Constant(self.by_rank.tolist(), torch.int64)
+        self.in_order = bool((self.places == np.arange(len(blocks))).all())
         self.own = [block for block in blocks if block.rank == rank]
+        self.own_widths = np.array([block.dimension for block in self.own], dtype=np.int64)
+        #: What comes rank by rank, own block by own block, and what goes back.
+        pairs = np.arange(ranks * len(self.own)).reshape(ranks, len(self.own))
+        self.to_own_blocks = pairs.T.reshape(-1)
+        self.to_ranks = pairs.reshape(len(self.own), ranks).T.reshape(-1)
+        self.first_of_dimension = np.searchsorted(self.widths, addresses.dimensions)
         largest = max((block.rows for block in blocks), default=0)
         self.id_dtype = torch.int32 if largest <= torch.iinfo(torch.int32).max else torch.int64
 
@@ -56,22 +69,17 @@ class RowExchange:
     Args:
         layout: what is the same in every batch.
         wanted: number of rows that this rank asks for, by block.
-        asked: number of rows that each rank asks of each own block, `[ranks][own blocks]`.
+        asked: number of rows that each rank asks of each own block, `[ranks, own blocks]`.
         group: the ranks.
         device: where the rows are.
     """
 
     def __init__(
-        self,
-        layout: ExchangeLayout,
-        wanted: Sequence[int],
-        asked: Sequence[Sequence[int]],
-        group: dist.ProcessGroup,
-        device: torch.device,
+        self, layout: ExchangeLayout, wanted: Tensor, asked: Tensor, group: dist.ProcessGroup, device: torch.device
     ) -> None:
         self.layout = layout
-        self.wanted = list(wanted)
-        self.asked = [list(counts) for counts in asked]
+        self.wanted = wanted.cpu().numpy()
+        self.asked = asked.cpu().numpy()
         self._group = group
         self._device = device
 
@@ -84,11 +92,11 @@ class RowExchange:
         Returns:
             What arrives, and what to wait for; see `received_ids`.
         """
-        return self._send(self._to_ranks(rows, [1] * len(self.wanted)), [1] * len(self.wanted), back=False)
+        return self._send(self._to_ranks(rows, self.wanted), self.wanted, self.asked)
 
     def received_ids(self, arrived: Tensor) -> list[Tensor]:
         """int64 `[n]` for each own block: the rows that are asked of it, rank after rank."""
-        return [rows.long() for rows in self._by_own_block(arrived, [1] * len(self.layout.own))]
+        return [rows.long() for rows in self._by_own_block(arrived, self.asked)]
 
     def to_requesters(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """Sends rows to those who asked for them.
@@ -100,86 +108,70 @@ class RowExchange:
             float32 `[distinct, dimension]` per dimension, in the order of the addresses.
         """
         layout = self.layout
-        widths = [block.dimension for block in layout.own]
-        sizes = [counts[own] * width for own, width in enumerate(widths) for counts in self.asked]
-        ranks = len(self.asked)
-        order = [own * ranks + rank for rank in range(ranks) for own in range(len(widths))]
-        flat = _flat(rows, self._device)
-        if len(widths) > 1:
-            flat = _reordered(flat, sizes, order)
-        arrived, work = self._send(flat, [block.dimension for block in layout.addresses.blocks], back=True)
+        wanted, asked = self.wanted * layout.widths, self.asked * layout.own_widths
+        flat = self._flat(rows)
+        if len(layout.own) > 1:
+            flat = _reordered(flat, asked.T.reshape(-1), layout.to_ranks)
+        arrived, work = self._send(flat, wanted, asked, back=True)
         work.wait()
-        return self._by_dimension(arrived)
+        if not layout.in_order:
+            arrived = _reordered(arrived, wanted[layout.by_rank], layout.places)
+        parts = arrived.split(np.add.reduceat(wanted, layout.first_of_dimension).tolist())
+        return [part.view(-1, width) for part, width in zip(parts, layout.addresses.dimensions, strict=True)]
 
     def to_owners(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """The way back of `to_requesters`: gradients of the requested rows to the owners."""
-        widths = [block.dimension for block in self.layout.addresses.blocks]
-        arrived, work = self._send(self._to_ranks(_flat(gradients, self._device), widths), widths, back=False)
-        work.wait()
-        own_widths = [block.dimension for block in self.layout.own]
-        parts = self._by_own_block(arrived, own_widths)
-        return [part.view(-1, width) for part, width in zip(parts, own_widths, strict=True)]
-
-    def _send(self, flat: Tensor, widths: Sequence[int], back: bool) -> tuple[Tensor, dist.Work]:
-        """One all-to-all of what is ordered by ranks, to the owners or back; `widths` are those of the blocks."""
         layout = self.layout
-        to_owners = [0] * len(self.asked)
-        for number in layout.by_rank:
-            to_owners[layout.addresses.blocks[number].rank] += self.wanted[number] * widths[number]
-        own_widths = [
-            widths[number] for number in layout.by_rank if layout.addresses.blocks[number].rank == layout.rank
-        ]
-        from_requesters = [sum(n * width for n, width in zip(c, own_widths, strict=True)) for c in self.asked]
-        sent, received = (from_requesters, to_owners) if back else (to_owners, from_requesters)
+        wanted, asked = self.wanted * layout.widths, self.asked * layout.own_widths
+        arrived, work = self._send(self._to_ranks(self._flat(gradients), wanted), wanted, asked)
+        work.wait()
+        parts = self._by_own_block(arrived, asked)
+        return [part.view(-1, block.dimension) for part, block in zip(parts, layout.own, strict=True)]
+
+    def _send(self, flat: Tensor, wanted: Sizes, asked: Sizes, back: bool = False) -> tuple[Tensor, dist.Work]:
+        """One all-to-all of what is ordered by ranks, to the owners or back; sizes are those of the blocks."""
+        to_owners = np.zeros(len(asked), dtype=np.int64)
+        np.add.at(to_owners, self.layout.ranks, wanted)
+        sent, received = to_owners.tolist(), asked.sum(1).tolist()
+        if back:
+            sent, received = received, sent
         arriving = flat.new_empty(sum(received))
         work = dist.all_to_all_single(arriving, flat, received, sent, group=self._group, async_op=True)
         assert work is not None
         return arriving, work
 
-    def _to_ranks(self, values: Tensor, widths: Sequence[int]) -> Tensor:
+    def _to_ranks(self, values: Tensor, wanted: Sizes) -> Tensor:
         """From the order of the addresses to that of the ranks."""
-        if self.layout.in_order:
-            return values
-        sizes = [count * width for count, width in zip(self.wanted, widths, strict=True)]
-        return _reordered(values, sizes, self.layout.by_rank)
+        return values if self.layout.in_order else _reordered(values, wanted, self.layout.by_rank)
 
-    def _by_dimension(self, arrived: Tensor) -> list[Tensor]:
-        """From the order of the ranks to that of the addresses."""
-        layout = self.layout
-        blocks = layout.addresses.blocks
-        if not layout.in_order:
-            place = [0] * len(blocks)
-            for position, number in enumerate(layout.by_rank):
-                place[number] = position
-            sizes = [self.wanted[number] * blocks[number].dimension for number in layout.by_rank]
-            arrived = _reordered(arrived, sizes, place)
-        rows = dict.fromkeys(layout.addresses.dimensions, 0)
-        for count, block in zip(self.wanted, blocks, strict=True):
-            rows[block.dimension] += count
-        parts = arrived.split([count * dimension for dimension, count in rows.items()])
-        return [part.view(-1, dimension) for part, dimension in zip(parts, rows, strict=True)]
-
-    def _by_own_block(self, arrived: Tensor, widths: Sequence[int]) -> list[Tensor]:
+    def _by_own_block(self, arrived: Tensor, asked: Sizes) -> list[Tensor]:
         """From the order of the ranks to that of the own blocks."""
-        own, ranks = len(widths), len(self.asked)
-        if own == 0:
-            return []
-        sizes = [count * width for counts in self.asked for count, width in zip(counts, widths, strict=True)]
-        if own > 1:
-            arrived = _reordered(arrived, sizes, [rank * own + block for block in range(own) for rank in range(ranks)])
-        return list(arrived.split([sum(sizes[block::own]) for block in range(own)]))
+        if len(self.layout.own) > 1:
+            arrived = _reordered(arrived, asked.reshape(-1), self.layout.to_own_blocks)
+        return list(arrived.split(asked.sum(0).tolist())) if self.layout.own else []
+
+    def _flat(self, parts: Sequence[Tensor]) -> Tensor:
+        if len(parts) == 1:
+            return parts[0].contiguous().view(-1)
+        if not parts:
+            return torch.empty(0, dtype=torch.float32, device=self._device)
+        return torch.cat([part.reshape(-1) for part in parts])
 
 
-def _flat(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    if len(parts) == 1:
-        return parts[0].contiguous().view(-1)
-    return torch.cat([part.reshape(-1) for part in parts]) if parts else torch.empty(0, device=device)
+#: Segments shorter than this, on average, are gathered number by number: a copy of each one takes longer.
+_SHORT = 1000
 
 
-def _reordered(values: Tensor, sizes: Sequence[int], order: Sequence[int]) -> Tensor:
+def _reordered(values: Tensor, sizes: Sizes, order: Sizes) -> Tensor:
     """The segments of a tensor in another order."""
-    parts = values.split(list(sizes))
-    return torch.cat([parts[number] for number in order])
+    if values.numel() >= _SHORT * len(sizes):
+        parts = values.split(sizes.tolist())
+        return torch.cat([parts[number] for number in order.tolist()])
+    starts, sizes = (np.cumsum(sizes) - sizes)[order], sizes[order]
+    shifts = torch.from_numpy(starts - (np.cumsum(sizes) - sizes)).to(values.device)
+    counts = torch.from_numpy(sizes).to(values.device)
+    source = torch.repeat_interleave(shifts, counts, output_size=values.numel())
+    return values[source + torch.arange(values.numel(), device=values.device)]
 
 
 class ReturnRows(torch.autograd.Function):
@@ -187,16 +179,22 @@ class ReturnRows(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx, handle: Tensor, exchange: RowExchange, *rows: Tensor
+        ctx: torch.autograd.function.FunctionCtx,
+        handle: Tensor,
+        exchange: RowExchange,
+        step_inputs: Callable[[], StepInputs],
+        *rows: Tensor,
     ) -> tuple[Tensor, ...]:
         """See `RowExchange.to_requesters`; the handle requires grad, so that ranks without tables take part too."""
-        ctx.exchange = exchange  # type: ignore[attr-defined]
+        ctx.exchange, ctx.step_inputs = exchange, step_inputs  # type: ignore[attr-defined]
         return tuple(exchange.to_requesters(rows))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *ctx.exchange.to_owners(gradients)  # type: ignore[attr-defined]
+        # A step without its rates fails: on all ranks here, before those without tables wait for the next exchange.
+        ctx.step_inputs()  # type: ignore[attr-defined]
+        return None, None, None, *ctx.exchange.to_owners(gradients)  # type: ignore[attr-defined]
 
 
 class PoolRows(torch.autograd.Function):

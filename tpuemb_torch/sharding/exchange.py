@@ -134,10 +134,10 @@ def _exchange(
     incoming = [[t for t in transfers if t.target_rank == rank and t.source_rank == r] for r in range(world)]
     sizes = [sum(t.elements for t in from_rank) for from_rank in incoming]
     send = [_read(sources, t).to(device).reshape(-1) for to_rank in outgoing for t in to_rank]
-    buffer = torch.empty(sum(sizes), device=device)
+    buffer = torch.empty(sum(sizes), dtype=torch.float32, device=device)
     dist.all_to_all_single(
         buffer,
-        torch.cat(send) if send else torch.empty(0, device=device),
+        torch.cat(send) if send else torch.empty(0, dtype=torch.float32, device=device),
         sizes,
         [sum(t.elements for t in to_rank) for to_rank in outgoing],
         group=group,

@@ -67,7 +67,7 @@ def retrieve(
         for name in names:
             table = _table(config, name)
             rows = _shard(config, table, num_shards, shard_id)
-            out = {slot: torch.empty(len(rows), table.dimension) for slot in slot_names(table)}
+            out = {slot: torch.empty(len(rows), table.dimension, dtype=torch.float32) for slot in slot_names(table)}
             wanted.append(Piece(Block(name, rows, range(table.dimension), tuple(out)), out))
     except (ValueError, TypeError) as problem:
         error = problem

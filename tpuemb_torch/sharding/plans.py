@@ -45,6 +45,11 @@ def shard_collection(
         )
     group = process_group or dist.group.WORLD
     assert group is not None
+    if dist.get_world_size(group) != dist.get_world_size():
+        raise NotImplementedError(
+            f"a process group of {dist.get_world_size(group)} of the job's {dist.get_world_size()} ranks: TorchRec "
+            "shards over all ranks of a job; leave process_group out, or start a job of its own for these ranks"
+        )
     if device is None:
         device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(group) == "nccl" else None
     device = torch.device("cpu") if device is None else torch.device(device)
@@ -160,7 +165,9 @@ def _plan(
         plan = read_plan(plan)
     if not isinstance(plan, Plan):
         kind = "cuda" if device.type == "cuda" else "cpu"
-        return make_plan(module.config, world, local, plan, memory, device=kind, exchange=exchange or "auto")
+        return make_plan(
+            module.config, world, local, plan, memory, device=kind, exchange="auto" if exchange is None else exchange
+        )
     check(plan, module.config)
     if plan.world_size != world:
         raise PlanError("world_size", f"the plan is for {plan.world_size} ranks, the process group has {world}")

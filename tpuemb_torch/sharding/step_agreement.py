@@ -77,8 +77,10 @@ class StepAgreement:
             ValueError: if the ranks' rates differ.
         """
         count = self._steps.num_learning_rates
-        mine = torch.zeros(count) if rates is None else rates
-        failed, *both = self._maxima(torch.cat([torch.tensor([float(error is not None)]), mine, -mine]).double())
+        mine = torch.zeros(count, dtype=torch.float32) if rates is None else rates
+        failed, *both = self._maxima(
+            torch.cat([torch.tensor([error is not None]).double(), mine.double(), -mine.double()])
+        )
         if error is not None:
             raise error
         if failed:

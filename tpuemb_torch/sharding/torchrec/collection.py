@@ -240,7 +240,7 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
             ids = ids.int()  # half the bytes to send
         weights = prepared.gains
         if weighted and weights is None:
-            weights = torch.ones(ids.numel(), device=ids.device)
+            weights = torch.ones(ids.numel(), dtype=torch.float32, device=ids.device)
         return KeyedJaggedTensor(self.preparation.names, ids, weights=weights, lengths=prepared.lengths, stride=stride)
 
     def start(self, prepared: PreparedInput, *, compare_rates: bool = False) -> StartedLookup:

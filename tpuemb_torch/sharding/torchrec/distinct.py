@@ -74,7 +74,7 @@ class DistinctLookups(FusedLookups):
         # Blocks are ordered by dimension, kernel groups as their tables are.
         block_of = {block.group: number for number, block in enumerate(self.layout.own)}
         asked = [requested.asked[block_of[group]] for group in range(len(block_of))]
-        counts = [[own[block_of[group]] for own in requested.exchange.asked] for group in range(len(block_of))]
+        counts = [requested.exchange.asked[:, block_of[group]].tolist() for group in range(len(block_of))]
         found: list[Tensor] = []
         for module in self._emb_modules:
             first, kernel = len(found), module.emb_module
@@ -147,9 +147,8 @@ class _CountsUnderWay(Awaitable[Awaitable[RequestedRows]]):
     def _wait_impl(self) -> Awaitable[RequestedRows]:
         assert self._work is not None
         self._work.wait()
-        own = len(self._layout.own)
-        asked = self._asked.view(-1, own).tolist() if own else [[]] * len(self._layout.blocks_of)
-        exchange = RowExchange(self._layout, self._wanted.tolist(), asked, self._group, self._rows.device)
+        asked = self._asked.view(len(self._layout.blocks_of), len(self._layout.own))
+        exchange = RowExchange(self._layout, self._wanted, asked, self._group, self._rows.device)
         return _IdsUnderWay(exchange, self._rows, self._batch)
 
 
@@ -171,12 +170,12 @@ class DistinctOutputDist(nn.Module):
         super().__init__()
         self._features = layout.addresses.features
         self._functions = lookups.functions
-        self._handle = lookups.handle
+        self._handle, self._step_inputs = lookups.handle, lookups.step_inputs
 
     def forward(self, found: FoundRows, context: EmbeddingShardingContext | None = None) -> Awaitable[Tensor]:
         """float32 `[batch, sum of the features' dims]`, features as the sharding has them."""
         batch = found.requested
-        rows = ReturnRows.apply(self._handle, batch.exchange, *found.rows)
+        rows = ReturnRows.apply(self._handle, batch.exchange, self._step_inputs, *found.rows)
         functions = self._functions()
         pooled = [
             PoolRows.apply(*parts, functions)

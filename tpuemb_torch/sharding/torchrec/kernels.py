@@ -188,6 +188,7 @@ class FusedLookups(GroupedPooledEmbeddingsLookup):
         object.__setattr__(self, "_build", (collection, steps, row_shard))
         super().__init__(grouped_configs=grouped_configs, device=device, pg=pg, env=env)
         object.__delattr__(self, "_build")
+        self.step_inputs = steps
 
     def _create_embedding_kernel(
         self,
