@@ -17,9 +17,12 @@ def exchanges(sharding: str = "row_wise", local: int = 2, **arguments: Any) -> l
     return [table.exchange for table in make_plan(CONFIG, 4, local, sharding, **arguments).tables]
 
 
-def test_auto_takes_distinct_rows_where_they_certainly_cost_less() -> None:
-    # Nothing is known of the batches: only a table of fewer rows than sums is certain.
+def test_auto_takes_distinct_rows_where_they_cost_less() -> None:
+    # Nothing is known of the batches: 10 ids a bag, or as many as the table has rows.
     assert exchanges() == ["pooled", "distinct", "pooled"]
+    assert exchanges(local=4) == ["pooled", "distinct", "pooled"]
+    assert [t.exchange for t in make_plan(CONFIG, 256, 8, "row_wise").tables] == ["distinct"] * 3
+    assert [t.exchange for t in make_plan(CONFIG, 256, 8, "table_wise").tables] == ["pooled", "distinct", "pooled"]
     # Sums of the bags of 4 ranks go around a ring, which crosses each of 2 nodes once; rows go to the rank that asks.
     assert exchanges(pooling_factors={"t0": 3.0, "t2": 4.0}) == ["distinct", "distinct", "pooled"]
     assert exchanges(distinct_ids={"t0": 16.0, "t2": 12.0}) == ["pooled", "distinct", "distinct"]

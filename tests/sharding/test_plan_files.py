@@ -34,7 +34,7 @@ def test_round_trip(tmp_path: Path, case: Drawn, nodes: int, local: int, ending:
 
 
 def test_what_a_file_looks_like(tmp_path: Path) -> None:
-    save_plan(make_plan(CONFIG, 4, 2, KINDS), tmp_path / "plan.yaml")
+    save_plan(make_plan(CONFIG, 4, 2, KINDS, exchange="pooled"), tmp_path / "plan.yaml")
     content = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     tables = content.pop("tables")
     assert content == {"tpuemb_plan": 1, "world_size": 4, "local_world_size": 2, "memory_per_rank": None}

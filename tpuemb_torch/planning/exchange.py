@@ -10,6 +10,10 @@ from tpuemb_torch.planning.costs import Topology
 from tpuemb_torch.planning.errors import PlanError
 from tpuemb_torch.planning.plan import EXCHANGES, TablePlan
 
+#: Ids of a bag, where nothing is known of the batches.  Rows of longer bags cost a few times their sums at most; sums of
+#: shorter bags cost, row-wise, as many times the rows as there are nodes.
+_UNKNOWN_IDS = 10.0
+
 
 def exchange_of_tables(config: Config, exchange: str | Mapping[str, str]) -> dict[str, str]:
     """What was asked for, by table name: "auto", "pooled" or "distinct".
@@ -40,7 +44,7 @@ def with_exchange(plan: TablePlan, asked: str, topology: Topology, accumulates: 
         asked: "auto", "pooled" or "distinct".
         topology: the ranks.
         accumulates: whether the table's gradients are summed over ranks before the step.
-        known: whether something is known of the batches; else any row may be among the distinct ones.
+        known: whether something is known of the batches.
     """
     pooled, distinct = replace(plan, exchange="pooled"), replace(plan, exchange="distinct")
     if asked != "auto":
@@ -50,6 +54,6 @@ def with_exchange(plan: TablePlan, asked: str, topology: Topology, accumulates: 
         return distinct
     if plan.sharding == "column_wise" or topology.world_size == 1:
         return pooled
-    table = plan.table if known else replace(plan.table, distinct_ids=float(plan.table.vocabulary_size))
-    cost = topology.seconds(replace(distinct, table=table))
-    return distinct if cost <= topology.seconds(pooled) else pooled
+    table = plan.table if known else replace(plan.table, pooling_factor=_UNKNOWN_IDS)
+    distinct_cost, pooled_cost = (topology.seconds(replace(way, table=table)) for way in (distinct, pooled))
+    return distinct if distinct_cost <= pooled_cost else pooled

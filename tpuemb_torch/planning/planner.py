@@ -40,8 +40,8 @@ def make_plan(
             out.
         device: "cuda" or "cpu": whose bandwidths the costs are of.
         exchange: what ranks send each other, for all tables or by table name: "pooled" (sums of bags), "distinct" (each
-            row that a rank's batch needs, once), or "auto" (also for tables left out): distinct where a step costs less
-            for certain, by the table's size or what is said of its batches.
+            row that a rank's batch needs, once), or "auto" (what costs less; also for tables left out).
+            Where nothing is said of a table's batches, its bags are taken to have 10 ids for this.
         distinct_ids: mean number of distinct rows that one rank's batch looks up, by table, such as
             `stats.distinct_ids()`; where it is not given, no id is taken to occur twice.
 
