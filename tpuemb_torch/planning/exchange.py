@@ -10,8 +10,8 @@ from tpuemb_torch.planning.costs import Topology
 from tpuemb_torch.planning.errors import PlanError
 from tpuemb_torch.planning.plan import EXCHANGES, TablePlan
 
-#: Ids of a bag, where nothing is known of the batches.  Rows of longer bags cost a few times their sums at most; sums of
-#: shorter bags cost, row-wise, as many times the rows as there are nodes.
+#: Ids of a bag, where nothing is known of the batches.  Rows of longer bags cost a few times their sums at most; sums
+#: of shorter bags cost, row-wise, as many times the rows as there are nodes.
 _UNKNOWN_IDS = 10.0
 
 
