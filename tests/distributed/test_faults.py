@@ -49,6 +49,7 @@ def train_until_killed(rank: int, store: str, delay: float, results: Any) -> Non
     os._exit(0)
 
 
+@pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.timeout(55)
 @pytest.mark.parametrize("attempt", range(10))

@@ -66,7 +66,7 @@ def all_cases() -> Iterator[Any]:
                     yield pytest.param(world, kind, strategy, exchange, marks=[] if quick else [pytest.mark.slow])
 
 
-@pytest.mark.parametrize(("world", "kind", "strategy", "exchange"), all_cases())
+@pytest.mark.parametrize(("world", "kind", "strategy", "exchange"), list(all_cases()))
 def test_equals_one_process(world: int, kind: str, strategy: str, exchange: str) -> None:
     results = run_ranks(world, train, kind, strategy, exchange)
     what = f"{kind}, {strategy}, {exchange}, {world} ranks"

@@ -71,6 +71,7 @@ def start(found: tuple[str, ...], folder: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.timeout(110)
 def test_two_nodes_in_two_network_namespaces(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def check(folder: Path, world: int) -> Any:
     return result
 
 
+@pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.timeout(110)
 def test_two_nodes_of_two_processes(tmp_path: Path) -> None:
@@ -85,6 +86,7 @@ def test_two_nodes_of_two_processes(tmp_path: Path) -> None:
     assert check(tmp_path, 4)["local_world_size"] == "2"
 
 
+@pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.timeout(110)
 def test_a_killed_rank_resumes_from_the_last_checkpoint_with_the_same_losses(tmp_path: Path) -> None:
