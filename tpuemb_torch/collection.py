@@ -29,6 +29,9 @@ from tpuemb_torch.sent_steps import StepQueue, drain_before
 from tpuemb_torch.statistics.recorder import CountsInput, InputStatistics
 
 GRADIENT_REDUCTIONS = ("sum", "mean")
+#: Optimizers that TorchRec's planner knows, by their number of slots (`_get_optimizer_multipler` in its
+#: distributed/planner/shard_estimators.py); it knows none with more.
+_WITH_SLOTS = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam)
 Combiners = Sequence[str] | Mapping[str, str] | None
 
 
@@ -235,6 +238,8 @@ class TPUEmbeddingBagCollection(CountsInput, EmbeddingBagCollection):
             table = stored.part.table.name
             bag = self.embedding_bags[self.bag_names[table]]
             bag.weight = FusedWeight(stored.tensors["parameters"], requires_grad=False)
+            # TorchRec's planner takes from it how many numbers are stored beside each weight.
+            bag.weight._optimizer_classes = [_WITH_SLOTS[min(len(stored.tensors) - 1, len(_WITH_SLOTS) - 1)]]
             watch(bag.weight, self._outside_uses[table])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TPUEmbeddingBagCollection:
