@@ -63,6 +63,10 @@ class NoticesClipping:
     def grad(self, gradient: Tensor | None) -> None:
         super(NoticesClipping, type(self)).grad.__set__(self, gradient)  # type: ignore[misc]
 
+    @grad.deleter
+    def grad(self) -> None:
+        super(NoticesClipping, type(self)).grad.__delete__(self)  # type: ignore[misc]
+
 
 class FusedWeight(NoticesClipping, nn.Parameter):  # type: ignore[misc]
     """The weight of a table, or what stands for it where the process has no part of it."""

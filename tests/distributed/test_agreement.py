@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -142,6 +143,21 @@ def test_a_plan_that_is_bad_on_one_rank_raises_on_all(tmp_path: Any) -> None:
     for messages in both:
         for message, expected in zip(messages, words, strict=True):
             assert expected in message
+
+
+def on_nodes_of_other_sizes(rank: int, world: int) -> str:
+    """TorchRec makes groups for the nodes of such tables, for which a rank that refuses its plan would be missed."""
+    os.environ["LOCAL_WORLD_SIZE"] = str(world - rank)
+    module = layer({}).collection
+    plan = to_torchrec(module, make_plan(module.config, world, sharding="table_row_wise"))
+    with pytest.raises(ValueError, match="the ranks shard different layers") as caught:
+        tpuemb.shard(layer({}), plan)
+    return str(caught.value)
+
+
+def test_ranks_that_take_their_nodes_for_others_are_told_so() -> None:
+    for message in run_ranks(2, on_nodes_of_other_sizes, timeout=20):
+        assert "rank 1: the number of ranks of its node (LOCAL_WORLD_SIZE) is 1, on rank 0 it is 2" in message
 
 
 class Model(nn.Module):

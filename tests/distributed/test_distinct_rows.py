@@ -146,27 +146,31 @@ def test_a_rank_without_rows_steps_none() -> None:
         np.testing.assert_allclose(fbgemm, eager, rtol=1e-5, atol=1e-6)
 
 
-def another_default(rank: int, world: int, dtype: torch.dtype, exchange: str) -> Any:
-    torch.set_default_dtype(dtype)
-    embedding = tpuemb.TPUEmbedding(
-        plain_config("momentum { momentum: 0.9 }"), ["mean", "sum"], seed=4, kernel="compiled"
-    )
-    # One rank has no table.
-    embedding = tpuemb.shard(embedding, {"a": "table_wise", "b": "table_wise"}, exchange=exchange)
-    out = embedding({name: ids[:, None] for name, ids in ids_of(rank).items()})
-    sum(value.square().sum() for value in out.values()).backward()
-    assert {value.dtype for value in out.values()} == {torch.float32}
-    return cases.to_numpy(embedding.retrieve_parameters())
+def with_default_dtypes(rank: int, world: int) -> dict[tuple[str, str], Any]:
+    found = {}
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        for exchange in ("pooled", "distinct"):
+            embedding = tpuemb.TPUEmbedding(
+                plain_config("momentum { momentum: 0.9 }"), ["mean", "sum"], seed=4, kernel="compiled"
+            )
+            # One rank has no table.
+            embedding = tpuemb.shard(embedding, {"a": "table_wise", "b": "table_wise"}, exchange=exchange)
+            out = embedding({name: ids[:, None] for name, ids in ids_of(rank).items()})
+            sum(value.square().sum() for value in out.values()).backward()
+            assert {value.dtype for value in out.values()} == {torch.float32}
+            found[str(dtype), exchange] = cases.to_numpy(embedding.retrieve_parameters())
+    return found
 
 
-@pytest.mark.parametrize("exchange", ["pooled", "distinct"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_torchs_default_dtype_is_not_that_of_tables(dtype: torch.dtype, exchange: str) -> None:
-    expected = run_ranks(3, another_default, torch.float32, "pooled")[0]
-    for found in run_ranks(3, another_default, dtype, exchange):
-        for table, slots in expected.items():
-            for slot, values in slots.items():
-                np.testing.assert_allclose(found[table][slot], values, rtol=1e-5, atol=1e-6)
+def test_torchs_default_dtype_is_not_that_of_tables() -> None:
+    for by_case in run_ranks(3, with_default_dtypes):
+        expected = by_case["torch.float32", "pooled"]
+        assert len(by_case) == 6
+        for case, found in by_case.items():
+            for table, slots in expected.items():
+                for slot, values in slots.items():
+                    np.testing.assert_allclose(found[table][slot], values, rtol=1e-5, atol=1e-6, err_msg=str(case))
 
 
 def without_rates(rank: int, world: int) -> list[bool]:

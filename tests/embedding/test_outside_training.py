@@ -149,6 +149,9 @@ def test_a_gradient_that_someone_sets_is_kept() -> None:
     assert torch.equal(weight.grad, torch.ones(5, 2))
     weight.grad = None
     assert weight.grad is None
+    weight.grad = torch.ones(5, 2)
+    del weight.grad
+    assert weight.grad is None
 
 
 def test_a_compiled_step_of_an_optimizer() -> None:

@@ -172,8 +172,12 @@ class FusedLookup(torch.autograd.Function):
         ids, offsets, gains, ordered = ctx.lookup  # type: ignore[attr-defined]
         rates, scale, cores = ctx.step_inputs()  # type: ignore[attr-defined]
         rates = rates.to(ids.device)
-        gradient = gradients[0] if scale == 1.0 else gradients[0] * scale
-        gradient = gradient.contiguous().view(offsets.numel() - 1, group.dim)
+        gradient = gradients[0].contiguous().view(offsets.numel() - 1, group.dim)
+        if scale != 1.0:
+            if ids.numel() < gradient.numel():  # the smaller of the two factors of a row's gradient
+                gains = torch.full_like(ids, scale, dtype=torch.float32) if gains is None else gains * scale
+            else:
+                gradient = gradient * scale
         step = group.step
         if group.fbgemm is not None:
             if ids.numel():  # FBGEMM refuses a table without rows

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tpuemb_torch.planning.plan import TablePlan
-from tpuemb_torch.planning.requests import FLOAT32_BYTES, id_bytes_of, request, wanted
+from tpuemb_torch.planning.plan import FLOAT32_BYTES, TablePlan
+from tpuemb_torch.planning.requests import id_bytes_of, request, wanted
 
 _GIB = 2**30
 

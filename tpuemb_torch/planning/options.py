@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tpuemb_torch.planning.costs import Topology
 from tpuemb_torch.planning.errors import PlanError
 from tpuemb_torch.planning.exchange import with_exchange
-from tpuemb_torch.planning.plan import PlannedTable, Sharding, TablePlan
+from tpuemb_torch.planning.plan import FLOAT32_BYTES, PlannedTable, Sharding, TablePlan
 from tpuemb_torch.planning.rules import refusal
 
 #: Columns of a column-wise shard that "auto" makes, at least: narrower rows waste a GPU's memory transactions.
@@ -68,7 +68,7 @@ def _options(
         if reason is not None:
             problem = reason
             continue
-        stored = plan.rows(0) * plan.columns * 4 * (1 + table.num_slots)
+        stored = plan.rows(0) * plan.columns * FLOAT32_BYTES * (1 + table.num_slots)
         options.append(Option(plan, topology.seconds(plan), stored + plan.batch_bytes(world)))
     if not options:
         raise PlanError(f"table {table.name!r}", problem)

@@ -17,7 +17,7 @@ SHARDINGS: tuple[Sharding, ...] = ("row_wise", "table_wise", "column_wise", "tab
 Exchange = Literal["pooled", "distinct"]
 EXCHANGES: tuple[Exchange, ...] = ("pooled", "distinct")
 
-_FLOAT32_BYTES = 4
+FLOAT32_BYTES = 4
 _ID_BYTES = 8
 _GAIN_BYTES = 4
 
@@ -55,7 +55,7 @@ class PlannedTable:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the whole table's weights; its slots take `num_slots` times as many."""
-        return self.vocabulary_size * self.dimension * _FLOAT32_BYTES
+        return self.vocabulary_size * self.dimension * FLOAT32_BYTES
 
 
 @dataclass(frozen=True)
@@ -98,16 +98,16 @@ class TablePlan:
         """
         if self.exchange == "distinct":
             rows = world_size * self.table.distinct / (len(self.ranks) if self.by_rows else 1)
-            return round(rows * (_ID_BYTES + 2 * self.columns * _FLOAT32_BYTES))
+            return round(rows * (_ID_BYTES + 2 * self.columns * FLOAT32_BYTES))
         bags = world_size * self.table.bags
         ids = bags * self.table.pooling_factor / (len(self.ranks) if self.by_rows else 1)
-        return round(ids * (_ID_BYTES + _GAIN_BYTES)) + 2 * bags * self.columns * _FLOAT32_BYTES
+        return round(ids * (_ID_BYTES + _GAIN_BYTES)) + 2 * bags * self.columns * FLOAT32_BYTES
 
     @property
     def own_bytes(self) -> int:
         """Estimated bytes of a step on every rank: its activations and their gradients; of distinct rows, these too."""
         vectors = self.table.bags + (self.table.distinct if self.exchange == "distinct" else 0)
-        return round(2 * vectors * self.table.dimension * _FLOAT32_BYTES)
+        return round(2 * vectors * self.table.dimension * FLOAT32_BYTES)
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Plan:
             steps[name][stop] -= value
 
         def add_shards(plan: TablePlan, first: int, stop: int, rows: int) -> None:
-            weights = rows * plan.columns * _FLOAT32_BYTES
+            weights = rows * plan.columns * FLOAT32_BYTES
             add("tables", first, stop, int(rows > 0))
             add("rows", first, stop, rows)
             add("weight_bytes", first, stop, weights)

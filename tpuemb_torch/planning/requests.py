@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from tpuemb_torch.planning.plan import TablePlan
+from tpuemb_torch.planning.plan import FLOAT32_BYTES, TablePlan
 
 LENGTH_BYTES = 8
 COUNT_BYTES = 8
-FLOAT32_BYTES = 4
 LARGEST_INT32 = 2**31 - 1
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tpuemb_torch.kernels.constants import Constant
+from tpuemb_torch.sharding.placement import padded_rows
 
 
 class TableShard(NamedTuple):
@@ -78,7 +79,7 @@ class RowAddresses:
         #: Number of features of each dimension.
         self.features = [dimensions.count(dimension) for dimension in self.dimensions]
         # A placed id is `shard * length + row`; see `RowPlacement`.
-        length = {table: max(-(-sum(s.rows for s in run) // len(run)), 1) for table, run in of_table.items()}
+        length = {table: padded_rows(sum(s.rows for s in run), len(run)) // len(run) for table, run in of_table.items()}
         first_shift: dict[str, int] = {}
         shifts: list[int] = []
         for table, run in of_table.items():

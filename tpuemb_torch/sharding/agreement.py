@@ -12,7 +12,8 @@ from dataclasses import fields
 
 import torch
 import torch.distributed as dist
-from torchrec.distributed.types import ParameterSharding
+from torchrec.distributed.comm import get_local_size
+from torchrec.distributed.types import ParameterSharding, ShardingType
 
 from tpuemb_torch._version import __version__
 from tpuemb_torch.collection import TPUEmbeddingBagCollection
@@ -90,6 +91,8 @@ def describe(
         "experimental": ", ".join(sorted(module.experimental)) or "none",
         **dict(_config(config)),
     }
+    if any(sharding.sharding_type == ShardingType.TABLE_ROW_WISE.value for sharding in plan.values()):
+        described["the number of ranks of its node (LOCAL_WORLD_SIZE)"] = str(get_local_size())
     for table in config.tables:
         name = f"table {table.name!r}"
         described |= {

@@ -168,8 +168,9 @@ def _reordered(values: Tensor, sizes: Sizes, order: Sizes) -> Tensor:
         parts = values.split(sizes.tolist())
         return torch.cat([parts[number] for number in order.tolist()])
     starts, sizes = (np.cumsum(sizes) - sizes)[order], sizes[order]
-    shifts = torch.from_numpy(starts - (np.cumsum(sizes) - sizes)).to(values.device)
-    counts = torch.from_numpy(sizes).to(values.device)
+    moves = np.stack([starts - (np.cumsum(sizes) - sizes), sizes])
+    # Not from pinned memory: CUDA has its own copy of the numbers when it returns, and nothing waits for the device.
+    shifts, counts = torch.from_numpy(moves).to(values.device, non_blocking=True)
     source = torch.repeat_interleave(shifts, counts, output_size=values.numel())
     return values[source + torch.arange(values.numel(), device=values.device)]
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tpuemb_torch.config.shards import Strategy, shard_rows
+from tpuemb_torch.kernels.constants import Constant
 
 __all__ = ["RowPlacement", "Strategy", "padded_rows", "shard_rows"]
 
@@ -31,17 +32,17 @@ class RowPlacement:
 
     def __init__(self, vocabulary_sizes: Sequence[int], num_shards: Sequence[int], strategy: Strategy) -> None:
         self.strategy = strategy
-        sizes = torch.tensor(vocabulary_sizes, dtype=torch.int64)
-        self._shards = torch.tensor(num_shards, dtype=torch.int64)
-        self._quotient = (sizes // self._shards).clamp(min=1)
-        remainder = sizes % self._shards
+        sizes, shards = (torch.tensor(numbers, dtype=torch.int64) for numbers in (vocabulary_sizes, num_shards))
+        remainder = sizes % shards
+        self._shards = _constant(shards)
+        self._quotient = _constant((sizes // shards).clamp(min=1))
         # Under DIV, ids before this one are in shards with one row more, whose place does not change.
-        self._first_short = remainder * (sizes // self._shards + 1)
-        self._block = -(-sizes // self._shards)
-        self._shift = (remainder > 0).long()
+        self._first_short = _constant(remainder * (sizes // shards + 1))
+        self._block = _constant(-(-sizes // shards))
+        self._shift = _constant((remainder > 0).long())
         #: No placed id is larger.
         self.largest_id = max(map(padded_rows, vocabulary_sizes, num_shards), default=1) - 1
-        moved = remainder > 0 if strategy == "div" else self._shards > 1
+        moved = remainder > 0 if strategy == "div" else shards > 1
         self.is_identity = not bool(moved.any())
 
     def place(self, ids: Tensor, ids_per_key: Tensor) -> Tensor:
@@ -50,8 +51,8 @@ class RowPlacement:
             return ids
         count = ids.numel()
 
-        def spread(values: Tensor) -> Tensor:
-            return torch.repeat_interleave(values.to(ids.device), ids_per_key, output_size=count)
+        def spread(values: Constant) -> Tensor:
+            return torch.repeat_interleave(values.on(ids.device), ids_per_key, output_size=count)
 
         if self.strategy == "mod":
             shards = spread(self._shards)
@@ -59,6 +60,10 @@ class RowPlacement:
         # A short shard's block ends with one unused row: each short shard before id moves it up by one.
         short_rows = (ids - spread(self._first_short)).clamp(min=0)
         return ids + torch.div(short_rows, spread(self._quotient), rounding_mode="floor") * spread(self._shift)
+
+
+def _constant(values: Tensor) -> Constant:
+    return Constant(values.tolist(), torch.int64)
 
 
 def padded_rows(vocabulary_size: int, num_shards: int) -> int:

@@ -44,11 +44,11 @@ from tpuemb_torch.sharding.exchange import Piece, move
 from tpuemb_torch.sharding.placement import RowPlacement
 from tpuemb_torch.sharding.step_agreement import StepAgreement, rate_words
 from tpuemb_torch.sharding.torchrec.distinct import DISTINCT_SHARDINGS, DistinctLookups, DistinctSharding
-from tpuemb_torch.sharding.torchrec.kernels import FusedLookups, FusedSlice, NodeRowWiseSharding, row_shard
+from tpuemb_torch.sharding.torchrec.kernels import FusedLookups, FusedSlice, NodeRowWiseSharding, row_shard_of
 from tpuemb_torch.sharding.torchrec.plan import (
     check_shards,
     exchange_of,
-    row_shards,
+    num_row_shards,
     torchrec_twin,
     with_host_shards,
 )
@@ -114,7 +114,7 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
         self._statistics = module.statistics.on_ranks(env.process_group, device)
         self.register_state_dict_pre_hook(drain_before)
         self.register_load_state_dict_pre_hook(drain_before)
-        shards_of = {table: row_shards(plan[bag]) for table, bag in module.bag_names.items()}
+        shards_of = {table: num_row_shards(plan[bag]) for table, bag in module.bag_names.items()}
         self._placement = RowPlacement(
             [key.vocabulary_size for key in self.keys],
             [shards_of[key.table] for key in self.keys],
@@ -150,7 +150,7 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
             # TorchRec may divide gradients on their way, the exchange of distinct rows does not.
             inputs = steps.undivided if distinct else steps
             lookups = kind(
-                module, inputs, row_shard(sharding, rank), configs, sharding._device, sharding._pg, sharding._env
+                module, inputs, row_shard_of(sharding, rank), configs, sharding._device, sharding._pg, sharding._env
             )
             if isinstance(sharding, DistinctSharding):
                 sharding.prepare(module, lookups)

@@ -22,7 +22,7 @@ from tpuemb_torch.kernels.lookup import NativeLookup, TorchLookup
 from tpuemb_torch.preprocessing import SortedIds
 from tpuemb_torch.sharding.addresses import RowAddresses, TableShard
 from tpuemb_torch.sharding.distinct import ExchangeLayout, LookupFunctions, PoolRows, ReturnRows, RowExchange
-from tpuemb_torch.sharding.torchrec.kernels import FusedLookups, NodeRowWiseSharding, row_shard, table_parts
+from tpuemb_torch.sharding.torchrec.kernels import FusedLookups, NodeRowWiseSharding, row_shard_of, table_parts
 
 
 @dataclass(eq=False)
@@ -110,25 +110,33 @@ class DistinctInputDist(nn.Module):
         addresses = layout.addresses
         lengths, values, weights = features.lengths(), features.values(), features.weights_or_none()
         count = sum(addresses.features)
-        ids = addresses.of(values, lengths.view(count, batch).sum(1))
+        ids_per_feature = lengths.view(count, batch).sum(1)
+        ids = addresses.of(values, ids_per_feature)
         ordered = self._functions().sort(ids, addresses.rows)
         starts = self._starts.on(ids.device)
         bounds = torch.searchsorted(ordered.rows, starts)
         wanted = bounds.diff()
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        own_offsets, own_gains, first = [], [], 0
-        for number in addresses.features:
+        own_offsets, own_gains, first, begin = [], [], 0, 0
+        own_ids = _ids_per_dimension(ids_per_feature, addresses.features, ids.numel())
+        for number, numel in zip(addresses.features, own_ids, strict=True):
             bags = offsets[first * batch : (first + number) * batch + 1]
-            whole = number == count
-            begin, end = (0, ids.numel()) if whole else bags[[0, -1]].tolist()
-            own_offsets.append(bags if whole else bags - begin)
-            own_gains.append(None if weights is None else weights[begin:end])
-            first += number
+            own_offsets.append(bags - begin if begin else bags)
+            own_gains.append(None if weights is None else weights[begin : begin + numel])
+            first, begin = first + number, begin + numel
         rows = ordered.rows - torch.repeat_interleave(starts[:-1], wanted, output_size=ordered.rows.numel())
         by_dimension = ordered.split(addresses.first_of_dimension)
         return _CountsUnderWay(
             layout, self._group, wanted, rows.to(layout.id_dtype), (by_dimension, own_offsets, own_gains)
         )
+
+
+def _ids_per_dimension(ids_per_feature: Tensor, features: Sequence[int], total: int) -> list[int]:
+    """Numbers of ids of each dimension's features; only several dimensions make the host wait for the device, once."""
+    if len(features) == 1:
+        return [total]
+    sums: list[int] = torch.stack([run.sum() for run in ids_per_feature.split(list(features))]).tolist()
+    return sums
 
 
 class _CountsUnderWay(Awaitable[Awaitable[RequestedRows]]):
@@ -202,7 +210,7 @@ class DistinctSharding:
     def _shards(self, collection: TPUEmbeddingBagCollection) -> list[TableShard]:
         shards = []
         for rank, configs in enumerate(self._grouped_embedding_configs_per_rank):
-            cut, group = row_shard(self, rank), 0
+            cut, group = row_shard_of(self, rank), 0
             for config in configs:
                 parts = table_parts(config, collection, cut)
                 for run in group_runs(parts, collection.kernel_kind):

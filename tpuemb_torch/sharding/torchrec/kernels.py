@@ -32,7 +32,7 @@ from tpuemb_torch.kernels import StepInputs, TableBatchedEmbedding, TablePart
 from tpuemb_torch.sharding.placement import shard_rows
 
 
-def row_shard(sharding: Any, rank: int) -> tuple[int, int] | None:
+def row_shard_of(sharding: Any, rank: int) -> tuple[int, int] | None:
     """A rank's shard, and how many there are, of tables that a sharding cuts by rows; None for other tables."""
     if isinstance(sharding, NodeRowWiseSharding):
         return rank % sharding._local_size, sharding._local_size
@@ -44,7 +44,7 @@ def row_shard(sharding: Any, rank: int) -> tuple[int, int] | None:
 def table_parts(
     config: GroupedEmbeddingConfig, collection: TPUEmbeddingBagCollection, row_shard: tuple[int, int] | None
 ) -> list[TablePart]:
-    """What a rank holds of the tables of one of TorchRec's groups; see `row_shard`."""
+    """What a rank holds of the tables of one of TorchRec's groups; see `row_shard_of`."""
     tables = {collection.bag_names[table.name]: table for table in collection.config.tables}
     strategy = collection.config.sharding_strategy
     parts = []

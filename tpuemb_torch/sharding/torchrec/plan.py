@@ -98,7 +98,7 @@ def _check_node(table: Table, ranks: list[int], env: ShardingEnv, exchange: Exch
         raise ValueError(f"table {table.name!r}: {problem} (LOCAL_WORLD_SIZE says how many ranks a node has)")
 
 
-def row_shards(sharding: ParameterSharding) -> int:
+def num_row_shards(sharding: ParameterSharding) -> int:
     """Into how many shards a table is cut by rows."""
     return len(sharding.sharding_spec.shards) if sharding.sharding_type in BY_ROWS else 1
 
@@ -132,7 +132,7 @@ def torchrec_twin(module: TPUEmbeddingBagCollection, plan: Mapping[str, Paramete
             init_fn=_keep,
         )
         if plan[own.name].sharding_type in BY_ROWS:
-            config.num_embeddings = padded_rows(own.num_embeddings, row_shards(plan[own.name]))
+            config.num_embeddings = padded_rows(own.num_embeddings, num_row_shards(plan[own.name]))
             config.num_embeddings_post_pruning = own.num_embeddings
         configs.append(config)
     twin = EmbeddingBagCollection(tables=configs, is_weighted=True, device=torch.device("meta"))
