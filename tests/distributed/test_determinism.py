@@ -43,7 +43,7 @@ def train(rank: int, world: int, kernel: str) -> list[Any]:
     return results
 
 
-@pytest.mark.parametrize("kernel", ["eager", "compiled"])
+@pytest.mark.parametrize("kernel", [pytest.param("eager", marks=pytest.mark.slow), "compiled"])
 def test_two_runs_are_equal_to_the_last_bit(kernel: str) -> None:
     first, second = (run_ranks(2, train, kernel) for _ in range(2))
     for rank in range(2):

@@ -179,16 +179,19 @@ def _bytes_sent(step: Any) -> int:
     """Bytes that the sockets send during a step."""
 
     def settled() -> int:
-        dist.barrier()
-        time.sleep(0.05)  # the barrier's own last messages
-        return sent_by_sockets()
+        """Waits for the last messages."""
+        found, last = sent_by_sockets(), -1
+        while found != last:
+            time.sleep(0.05)
+            found, last = sent_by_sockets(), found
+        return found
 
     if not sockets_tell():
         return -1
+    dist.barrier()
     before = settled()
     step()
-    time.sleep(0.05)
-    return sent_by_sockets() - before
+    return settled() - before
 
 
 def check_calls(collectives: Sequence[Collective], found: Sequence[Sequence[Call]]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from tests.sharding.plan_cases import Drawn, drawn
 from tpuemb_torch.benchmarks.scaling import WORKLOADS, details, expected_distinct, rows_of, summary
 from tpuemb_torch.planning import Plan, PlanError, PlannedTable, TablePlan, make_plan, save_plan
+from tpuemb_torch.planning.costs import Machines, seconds
 from tpuemb_torch.planning.projection import Network, project, seconds_of
 from tpuemb_torch.planning.requests import id_bytes_of
 from tpuemb_torch.planning.traffic import traffic
@@ -105,6 +108,38 @@ def test_seconds() -> None:
         sum(seconds_of(collective, network).total for collective in traffic(plan_of("row_wise")))
     )
     assert whole.slowest == "sums: messages"
+
+
+@pytest.mark.parametrize(
+    ("sharding", "exchange", "ranks"),
+    [
+        ("column_wise", "pooled", (0, 3)),
+        *(
+            (sharding, exchange, ranks)
+            for exchange in ("pooled", "distinct")
+            for sharding, ranks in (
+                ("row_wise", range(4)),
+                ("table_row_wise", range(2, 4)),
+                ("table_wise", range(1, 2)),
+            )
+        ),
+    ],
+)
+def test_the_planner_weighs_the_same_bytes(sharding: str, exchange: str, ranks: range) -> None:
+    """What those with a shard receive of requests and gradients and send of rows, within nodes and between them."""
+    even = replace(plan_of(sharding, exchange, ranks).tables[0], table=replace(TABLE, vocabulary_size=12))
+    plan = Plan((even,), 4, 2)
+    shown = [
+        c for c in traffic(plan, weighted=True) if c.phase != "agreement" and c.content not in ("splits", "counts")
+    ]
+    ways = {"within": Machines(inf, 1, inf), "between": Machines(inf, inf, 1)}
+    for way, machines in ways.items():
+        weighed = seconds(even, 4, 2, machines)
+        for rank in ranks:
+            bytes_of = [
+                getattr(c.wire, f"{'sent' if c.phase == 'output dist' else 'received'}_{way}")[rank] for c in shown
+            ]
+            assert sum(bytes_of) == pytest.approx(weighed)
 
 
 def test_expected_distinct_ids() -> None:

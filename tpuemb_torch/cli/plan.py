@@ -76,8 +76,12 @@ def plan(
             raise PlanError("--table", f"no table {unknown[0]!r}: {file} has {', '.join(names)}")
         kinds = {name: own.get(name, sharding) for name in names}
         seen = None if stats is None else read_stats(stats)
-        factors, distinct = (None, None) if seen is None else (seen.pooling_factors(), seen.distinct_ids())
-        made = make_plan(config, world_size, local_world_size, kinds, memory, factors, device, exchange, distinct)
+        factors, distinct = (None, None) if seen is None else (seen.pooling_factors(), seen.mean_distinct_ids())
+        made = make_plan(
+            *(config, world_size, local_world_size, kinds, memory, factors, device),
+            exchange=exchange,
+            distinct_ids=distinct,
+        )
         written = _write(made, str(file), out, png, html)
     if json:
         from tpuemb_torch.report import describe_plan

@@ -24,6 +24,7 @@ def make_plan(
     memory_per_rank: int | str | None = None,
     pooling_factors: Mapping[str, float] | None = None,
     device: str = "cuda",
+    *,
     exchange: str | Mapping[str, str] = "auto",
     distinct_ids: Mapping[str, float] | None = None,
 ) -> Plan:
@@ -43,7 +44,7 @@ def make_plan(
             row that a rank's batch needs, once), or "auto" (what costs less; also for tables left out).
             Where nothing is said of a table's batches, its bags are taken to have 10 ids for this.
         distinct_ids: mean number of distinct rows that one rank's batch looks up, by table, such as
-            `stats.distinct_ids()`; where it is not given, no id is taken to occur twice.
+            `stats.mean_distinct_ids()`; where it is not given, no id is taken to occur twice.
 
     Returns:
         A plan that `shard` can build; the same for the same arguments.

@@ -96,7 +96,7 @@ class Stats:
         left out, for nothing is known of them."""
         return {table.name: table.pooling_factor for table in self.tables if table.bags}
 
-    def distinct_ids(self) -> dict[str, float]:
+    def mean_distinct_ids(self) -> dict[str, float]:
         """Returns the mean number of distinct ids of a batch by table, as `make_plan` takes it; tables without bags are
         left out."""
         return {table.name: table.mean_distinct_ids for table in self.tables if table.bags}
