@@ -200,10 +200,18 @@ class TPUEmbeddingBagCollection(CountsInput, EmbeddingBagCollection):
         return self.kernel.stored()
 
     def check_not_replicated(self) -> None:
-        """Raises RuntimeError in training inside a DistributedDataParallel, whose ranks would each train own tables."""
-        if self.training and torch.is_grad_enabled():
-            uses = self._outside_uses.values()
-            check_not_replicated(uses, "has a copy of the tables on each rank, each trained by its own rank alone")
+        """Raises RuntimeError in training inside a wrapper whose ranks would each train tables of their own."""
+        if not (self.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
+            return
+        uses = self._outside_uses.values()
+        check_not_replicated(uses, "has a copy of the tables on each rank, each trained by its own rank alone")
+        bag = next(iter(self.embedding_bags.values()))
+        if not isinstance(bag.weight, FusedWeight):
+            raise RuntimeError(
+                "something has put other parameters in place of the tables' weights, as fully_shard (FSDP) does: each "
+                "rank would train tables of its own. Shard the layer first (tpuemb_torch.shard, or "
+                "DistributedModelParallel with tpuemb_torch.sharders()), and let other wrappers leave it out"
+            )
 
     def _check_allocated(self) -> None:
         if self._device.type == "meta":

@@ -256,6 +256,8 @@ def refused(rank: int, world: int) -> list[str]:
             tpuemb.shard(tpuemb.TPUEmbedding(plain_config()), **arguments)
         except ValueError as error:
             messages.append(str(error))
+    with pytest.raises(TypeError, match="plan must be a kind of sharding"):
+        tpuemb.shard(tpuemb.TPUEmbedding(plain_config()), None)
     return messages
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan
@@ -167,3 +169,28 @@ def alone(rank: int, world: int) -> bool:
 
 def test_one_rank_has_no_copies() -> None:
     assert run_ranks(1, alone) == [True]
+
+
+def not_replaced(rank: int, world: int) -> Any:
+    """FSDP around an unsharded layer, assignment to a sharded one, and what a rank without a table shows of it."""
+    mesh = init_device_mesh("cpu", (world,))
+    unsharded = Model()
+    fully_shard(unsharded, mesh=mesh)
+    with pytest.raises(RuntimeError, match=r"as fully_shard \(FSDP\) does"):
+        unsharded(BATCH)
+    found = []
+    for plan in ("row_wise", "table_wise"):
+        model = Model(plan)
+        state = model.state_dict()
+        with pytest.raises(RuntimeError, match=r"load_state_dict\(assign=True\) cannot put"):
+            model.load_state_dict(state, assign=True)
+        model.load_state_dict(state)
+        found.append([(name, p.requires_grad) for name, p in model.embedding.named_parameters()])
+    return found
+
+
+def test_parameters_are_not_put_in_place_of_tables() -> None:
+    for found in run_ranks(2, not_replaced):
+        for parameters in found:
+            assert len(parameters) == 2
+            assert not any(requires_grad for _, requires_grad in parameters)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 import tpuemb_torch as tpuemb
 from tests.distributed.cases import COMBINERS, config_text, make_batch
@@ -67,6 +68,20 @@ def test_state_dicts_carry_the_weights(assign: bool) -> None:
     assert torch.equal(
         other.state_dict()["collection.embedding_bags.user.weight"], snapshot(other)["user"]["parameters"]
     )
+
+
+@pytest.mark.parametrize("use_buffers", [False, True])
+def test_averaged_models_average(use_buffers: bool) -> None:
+    embedding = layer()
+    averaged = AveragedModel(embedding, use_buffers=use_buffers)
+    seen = []
+    for step in range(3):
+        train(embedding, step)
+        averaged.update_parameters(embedding)
+        seen.append(snapshot(embedding)["user"]["parameters"])
+    assert not torch.equal(seen[0], seen[2])
+    torch.testing.assert_close(snapshot(averaged.module)["user"]["parameters"], torch.stack(seen).mean(0))
+    assert not list(embedding.buffers())
 
 
 def test_tables_stay_float32() -> None:

@@ -74,6 +74,7 @@ tables:
         (["tpuemb_plan"], None, "tpuemb_plan", "None: this version reads format 1"),
         (["world_size"], 0, "world_size", "0 must be at least 1"),
         (["world_size"], "4", "world_size", "'4' is not a whole number"),
+        (["world_size"], 2**70, "world_size", "must be in [1, 16777216)"),
         (["local_world_size"], 3, "local_world_size", "3 does not divide world_size 4"),
         (["memory_per_rank"], "much", "memory_per_rank", "'much' is not a size"),
         (["wordl_size"], 4, "wordl_size", "is not a field of a plan; there are tpuemb_plan, world_size"),

@@ -202,6 +202,11 @@ def test_what_cannot_be_built_is_refused(table: tuple[int, int, str, bool], kind
     make_plan(config, 4, 2)  # "auto" finds another way
 
 
+def test_a_limit_without_its_unit_is_answered_soon() -> None:
+    with pytest.raises(PlanError, match="up to 16,384 ranks alone do not help"):
+        make_plan(config_of([(10_000_000, 64, "sgd", True)]), 8, memory_per_rank=80)
+
+
 def test_sizes() -> None:
     assert [parse_bytes(size) for size in (5, "5", "80GB", "1.5 KiB", "2 gib", "0.5MB")] == [
         5,

@@ -35,7 +35,8 @@ class TableGroup(nn.Module):
     """Storage, lookup and fused update of the tables of one group.
 
     Buffers are flat (`[rows * dim]` float32): one for the weights and one for each slot, tables back to back.
-    They are not parameters: no optimizer outside the group may touch them.
+    They are neither parameters nor, to torch, buffers: what averages, broadcasts or copies those of a model has the
+    weights already, as the collection's parameters.
     """
 
     def __init__(self, parts: Sequence[TablePart], device: torch.device, kernel: str = "eager") -> None:
@@ -56,21 +57,24 @@ class TableGroup(nn.Module):
         self.rows = starts[-1]
         self.step = GroupStep(self.rule, self.numbers, starts, "eager" if kernel == "fbgemm" else kernel)
         self.fbgemm = FbgemmStep(optimizer.algorithm) if kernel == "fbgemm" else None
+        self._flat: dict[str, Tensor] = {}
         for name in self.state_names:
             buffer = torch.empty(self.rows * self.dim, dtype=torch.float32, device=device)
             advise_huge_pages(buffer)
-            self.register_buffer(f"state_{name}", buffer, persistent=False)
+            self._flat[name] = buffer
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TableGroup:
         """Moves or allocates the buffers (`to`, `to_empty`)."""
         super()._apply(fn, recurse)
-        for buffer in self.buffers(recurse=False):
+        with torch.no_grad():
+            self._flat = {name: fn(buffer) for name, buffer in self._flat.items()}
+        for buffer in self._flat.values():
             advise_huge_pages(buffer)
         return self
 
     def flat(self, name: str) -> Tensor:
         """The flat buffer of the weights ("parameters") or of a slot."""
-        return self.get_buffer(f"state_{name}")
+        return self._flat[name]
 
     def state(self) -> list[Tensor]:
         """Weights and slots as `[rows, dim]` views."""

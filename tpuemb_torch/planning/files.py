@@ -16,6 +16,7 @@ from tpuemb_torch.planning.rules import is_count, refusal
 from tpuemb_torch.planning.sizes import parse_bytes
 
 _FORMAT = 1
+_TOO_MANY_RANKS = 1 << 24
 _TABLE_FIELDS = (
     "sharding",
     "rank",
@@ -138,8 +139,8 @@ class _Reader:
         version = content.get("tpuemb_plan")
         if version != _FORMAT or isinstance(version, bool):
             self.fail("tpuemb_plan", f"{version!r}: this version reads format {_FORMAT}")
-        world = self.count(content, "", "world_size", least=1)
-        local = self.count(content, "", "local_world_size", least=1)
+        world = self.count(content, "", "world_size", least=1, stop=_TOO_MANY_RANKS)
+        local = self.count(content, "", "local_world_size", least=1, stop=_TOO_MANY_RANKS)
         if world % local:
             self.fail("local_world_size", f"{local} does not divide world_size {world}: nodes have equally many ranks")
         memory = content.get("memory_per_rank")
@@ -222,6 +223,6 @@ class _Reader:
         if isinstance(value, bool) or not isinstance(value, int):
             self.fail(place + field, f"{value!r} is not a whole number")
         if value < least or (stop is not None and value >= stop):
-            limits = f"at least {least}" if stop is None else f"in [{least}, {stop})"
+            limits = f"at least {least}" if stop is None or (least and value < least) else f"in [{least}, {stop})"
             self.fail(place + field, f"{value} must be {limits}")
         return value

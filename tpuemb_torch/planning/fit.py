@@ -10,6 +10,8 @@ from tpuemb_torch.planning.sizes import format_bytes
 
 _MOST_TABLES = 20
 _MOST_TIMES_THE_RANKS = 8
+#: Jobs are not larger; a limit of a few bytes would have plans made for millions.
+_MOST_RANKS = 1 << 14
 
 
 def does_not_fit(plan: Plan, limit: int, fits: Callable[[int], bool]) -> PlanError:
@@ -39,7 +41,10 @@ def does_not_fit(plan: Plan, limit: int, fits: Callable[[int], bool]) -> PlanErr
     if ranks is not None:
         ways.append(f"{ranks} ranks with {format_bytes(limit)} each, under auto")
     else:
-        ways.append("more ranks alone do not help: the buffers of a step grow with them; use a smaller batch as well")
+        ways.append(
+            f"up to {_MOST_RANKS:,} ranks alone do not help: tables are too large for so little memory, or the buffers "
+            "of a step, which grow with the ranks, are; use a smaller batch as well"
+        )
     return PlanError("memory_per_rank", "\n".join([*lines, f"what would fit: {'; '.join(ways)}"]))
 
 
@@ -64,9 +69,11 @@ def _enough_ranks(plan: Plan, limit: int, fits: Callable[[int], bool]) -> int | 
     low = plan.world_size // node
     high = max(low + 1, -(-sum(map(_stored, plan.tables)) // (limit * node)))
     most = _MOST_TIMES_THE_RANKS * high
+    if high * node > _MOST_RANKS:
+        return None
     while not fits(high * node):
         low, high = high, 2 * high
-        if high > most:
+        if high > most or high * node > _MOST_RANKS:
             return None
     while high - low > 1:
         middle = (low + high) // 2

@@ -94,6 +94,10 @@ def _module_plan(
     ready = isinstance(plan, EmbeddingModuleShardingPlan | ShardingPlan | Plan | os.PathLike)
     if exchange is not None and (ready or (isinstance(plan, str) and is_plan_file(plan))):
         raise ValueError(f"exchange={exchange!r} with a plan that says what is exchanged: give it to make_plan instead")
+    if not isinstance(plan, str | os.PathLike | Mapping | Plan | ShardingPlan):
+        raise TypeError(
+            f"plan must be a kind of sharding, a mapping of kinds by table, a plan or its file, got {plan!r}"
+        )
     if isinstance(plan, EmbeddingModuleShardingPlan):
         return plan
     if isinstance(plan, ShardingPlan):

@@ -60,7 +60,7 @@ class StepAgreement:
         if any_ended and not ended:
             raise BatchesEndedError("another rank has no more batches: give all ranks the same number of batches")
         if failed:
-            raise InputError("another rank rejected its part of the batch; its message says why")
+            raise InputError("another rank rejected its part of the batch or its learning rates; its message says why")
         if not ended:
             check_same_rates([int(word) for word in all_rates], self._steps)
         return int(largest), bool(any_weighted)
@@ -84,7 +84,9 @@ class StepAgreement:
         if error is not None:
             raise error
         if failed:
-            raise InputError("another rank refused its gradients or learning rates; its message says why")
+            raise InputError(
+                "another rank refused its step (its model, gradients or learning rates); its message says why"
+            )
         for tag, (high, minus_low) in enumerate(zip(both[:count], both[count:], strict=True)):
             if high != -minus_low:
                 lower, higher = (str(np.float32(rate)) for rate in (-minus_low, high))

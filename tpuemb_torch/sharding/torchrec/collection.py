@@ -52,7 +52,7 @@ from tpuemb_torch.sharding.torchrec.plan import (
     torchrec_twin,
     with_host_shards,
 )
-from tpuemb_torch.sharding.torchrec.state import check_mod_shards, write_mod_shards
+from tpuemb_torch.sharding.torchrec.state import check_mod_shards, refuse_assignment, write_mod_shards
 from tpuemb_torch.statistics.recorder import CountsInput
 
 
@@ -114,6 +114,7 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
         self._statistics = module.statistics.on_ranks(env.process_group, device)
         self.register_state_dict_pre_hook(drain_before)
         self.register_load_state_dict_pre_hook(drain_before)
+        self._register_load_state_dict_pre_hook(refuse_assignment, with_module=True)
         shards_of = {table: num_row_shards(plan[bag]) for table, bag in module.bag_names.items()}
         self._placement = RowPlacement(
             [key.vocabulary_size for key in self.keys],
@@ -132,7 +133,7 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
         for table in module.config.tables:
             bag = self.embedding_bags[module.bag_names[table.name]]
             if not isinstance(bag.weight, FusedSlice):  # TorchRec's empty one, on a rank without a part of the table
-                bag.weight = FusedWeight(bag.weight.detach())
+                bag.weight = FusedWeight(bag.weight.detach(), requires_grad=False)
             watch(bag.weight, self._outside_uses[table.name])
 
     def check_not_replicated(self) -> None:

@@ -1,4 +1,4 @@
-"""State dicts of tables that MOD cuts by rows: they are ordered shard by shard, and say so."""
+"""What is particular to state dicts of sharded tables: MOD orders rows shard by shard, and nothing is assigned."""
 
 from __future__ import annotations
 
@@ -11,6 +11,18 @@ class MarksModShards(Protocol):
     """A collection; `mod_shards` has the number of shards of each table, int64 `[tables]`."""
 
     mod_shards: Tensor
+
+
+def refuse_assignment(
+    _module: object, _state: dict[str, Any], prefix: str, metadata: dict[str, Any], *_args: object
+) -> None:
+    """Refuses `load_state_dict(assign=True)`: the kernels would go on with their own weights, without a word."""
+    # torch leaves its mark in the state dict: without the removal, the next load of it would be refused as well.
+    if metadata.pop("assign_to_params_buffers", False):
+        raise RuntimeError(
+            f"load_state_dict(assign=True) cannot put other tensors in place of the sharded tables of {prefix!r}: "
+            "leave assign out, and the values are copied"
+        )
 
 
 def write_mod_shards(module: MarksModShards, state: dict[str, Any], prefix: str, _metadata: dict[str, Any]) -> None:
