@@ -139,7 +139,7 @@ def bad_plan_on_one_rank(rank: int, world: int, folder: str) -> list[str]:
 def test_a_plan_that_is_bad_on_one_rank_raises_on_all(tmp_path: Any) -> None:
     both = run_ranks(2, bad_plan_on_one_rank, str(tmp_path))
     words = ["'rowwise' is not one of", "'nothing' is not one of", "none.yaml: no such file", "names tables ['user']"]
-    words += ["'rowwise' is not one of", "sharding is row_wise", "shards is [([0, 0], [", "a plan or its file, got None"]
+    words += ["'rowwise' is not one of", "sharding is row_wise", "shards is [([0, 0], [", "or its file, got None"]
     for messages in both:
         for message, expected in zip(messages, words, strict=True):
             assert expected in message
