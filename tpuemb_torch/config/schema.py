@@ -84,6 +84,11 @@ class Optimizer:
         return (Optimizer, tuple(values))
 
     @property
+    def accumulates(self) -> bool:
+        """Whether gradients are summed over all cores before a step; else each core's are a step of their own."""
+        return self.accumulation != "disabled"
+
+    @property
     def tags(self) -> tuple[int, ...]:
         """The dynamic-input tags this table uses (SendTPUEmbeddingGradients' `learning_rates` indices)."""
         own = (self.learning_rate.tag, self.step_counter_tag)

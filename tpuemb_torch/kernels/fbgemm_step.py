@@ -28,7 +28,7 @@ def fbgemm_refusal(table: Table, columns: int) -> str | None:
         (optimizer.clipping_limits.active, "it does not clip weights"),
         (optimizer.gradient_clipping_limits.active, "it clips each sample's gradient, not the sum"),
         (optimizer.quantization is not None, "it does not simulate quantization"),
-        (optimizer.accumulation == "disabled", "it always accumulates gradients over the batch"),
+        (not optimizer.accumulates, "it always accumulates gradients over the batch"),
         (columns % 4 != 0, f"its dimensions are multiples of 4, not {columns}"),
     )
     found = "; ".join(text for applies, text in reasons if applies)

@@ -25,7 +25,7 @@ def group_key(optimizer: Optimizer, dimension: int) -> tuple[object, ...]:
         optimizer.algorithm,
         tuple(optimizer.hyperparameters.items()),
         optimizer.program,
-        optimizer.accumulation == "disabled",
+        optimizer.accumulates,
         optimizer.quantization,
         dimension,
     )
@@ -46,7 +46,7 @@ class TableGroup(nn.Module):
         self.rule = create_rule(optimizer)
         self.quantization = optimizer.quantization
         #: Each core's contribution is a step of its own, in core order, instead of one step with the sum.
-        self.steps_per_core = optimizer.accumulation == "disabled"
+        self.steps_per_core = not optimizer.accumulates
         self.dim = len(parts[0].columns)
         self.state_names = ["parameters", *(slot.name for slot in self.rule.slots)]
         self.numbers = TableNumbers([part.table.optimizer for part in parts])

@@ -114,7 +114,7 @@ def retrieve_all_tpu_embedding_parameters(
 
 def _state_names(table: Table) -> list[str]:
     """The slots of the Load and Retrieve ops, in order; at most eight, which the config's validation sees to."""
-    hidden = [] if table.optimizer.accumulation == "disabled" else [_ACCUMULATORS]
+    hidden = [_ACCUMULATORS] if table.optimizer.accumulates else []
     return [*slot_names(table), *hidden]
 
 

@@ -62,7 +62,7 @@ def make_plan(
     exchanges = exchange_of_tables(config, exchange)
     tables = planned_tables(config, pooling_factors, distinct_ids)
     known = {*(pooling_factors or {}), *(distinct_ids or {})}
-    accumulates = {table.name: table.optimizer.accumulation != "disabled" for table in config.tables}
+    accumulates = {table.name: table.optimizer.accumulates for table in config.tables}
     topology = Topology(world_size, local, MACHINES[device])
 
     def plan_of(chosen: Mapping[str, TablePlan], like: Topology) -> Plan:

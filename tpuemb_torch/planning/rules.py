@@ -66,7 +66,7 @@ def check(plan: Plan, config: Config) -> None:
         raise PlanError(
             "tables", f"the plan lacks {missing} and has {unknown} that the configuration does not: plan it anew"
         )
-    accumulates = {table.name: table.optimizer.accumulation != "disabled" for table in config.tables}
+    accumulates = {table.name: table.optimizer.accumulates for table in config.tables}
     for name, table in planned.items():
         for field in ("vocabulary_size", "dimension", "num_slots"):
             have, want = getattr(table.table, field), getattr(expected[name], field)

@@ -83,7 +83,7 @@ def _table(table: Table, features: list[str]) -> dict[str, Any]:
         "gradient_clipping_limits": _limits(optimizer.gradient_clipping_limits),
         "weight_decay_factor": _number(optimizer.weight_decay_factor),
         "multiply_weight_decay_factor_by_learning_rate": optimizer.multiply_weight_decay_factor_by_learning_rate,
-        "gradient_accumulation": optimizer.accumulation != "disabled",
+        "gradient_accumulation": optimizer.accumulates,
         "quantization": None,
         "low_dimensional_packing": optimizer.low_dimensional_packing,
         "hot_id_replication": optimizer.hot_id_replication,

@@ -53,6 +53,8 @@ class ExchangeLayout:
         self.order = Constant(self.by_rank.tolist(), torch.int64)
         self.in_order = bool((self.places == np.arange(len(blocks))).all())
         self.own = [block for block in blocks if block.rank == rank]
+        #: Kernel groups are in the order of their tables: the own block of each.
+        self.block_of_group = sorted(range(len(self.own)), key=lambda number: self.own[number].group)
         self.own_widths = np.array([block.dimension for block in self.own], dtype=np.int64)
         #: What comes rank by rank, own block by own block, and what goes back.
         pairs = np.arange(ranks * len(self.own)).reshape(ranks, len(self.own))

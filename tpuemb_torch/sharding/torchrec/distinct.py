@@ -71,10 +71,8 @@ class DistinctLookups(FusedLookups):
 
     def forward(self, requested: RequestedRows) -> FoundRows:
         """Looks the rows up; the backward steps them."""
-        # Blocks are ordered by dimension, kernel groups as their tables are.
-        block_of = {block.group: number for number, block in enumerate(self.layout.own)}
-        asked = [requested.asked[block_of[group]] for group in range(len(block_of))]
-        counts = [requested.exchange.asked[:, block_of[group]].tolist() for group in range(len(block_of))]
+        asked = [requested.asked[block] for block in self.layout.block_of_group]
+        counts = [requested.exchange.asked[:, block].tolist() for block in self.layout.block_of_group]
         found: list[Tensor] = []
         for module in self._emb_modules:
             first, kernel = len(found), module.emb_module

@@ -14,7 +14,6 @@ from torchrec.distributed.composable.table_batched_embedding_slice import TableB
 from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.distributed.embedding_sharding import EmbeddingShardingInfo
 from torchrec.distributed.embedding_types import (
-    EmbeddingComputeKernel,
     GroupedEmbeddingConfig,
     ShardedEmbeddingTable,
 )
@@ -198,9 +197,6 @@ class FusedLookups(GroupedPooledEmbeddingsLookup):
         sharding_type: ShardingType | None,
         env: ShardingEnv | None,
     ) -> FusedTables:
-        if config.compute_kernel != EmbeddingComputeKernel.FUSED:
-            names = [table.name for table in config.embedding_tables]
-            raise ValueError(f"tables {names}: compute kernel {config.compute_kernel} in the plan; use 'fused'")
         assert pg is not None and device is not None
         collection, steps, row_shard = object.__getattribute__(self, "_build")
         return FusedTables(config, collection, steps, row_shard, pg, device)

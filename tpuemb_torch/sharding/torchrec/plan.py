@@ -92,7 +92,7 @@ def _check_node(table: Table, ranks: list[int], env: ShardingEnv, exchange: Exch
         TablePlan(planned, "table_row_wise", ranks, exchange),
         env.world_size,
         local,
-        table.optimizer.accumulation != "disabled",
+        table.optimizer.accumulates,
     )
     if problem is not None:
         raise ValueError(f"table {table.name!r}: {problem} (LOCAL_WORLD_SIZE says how many ranks a node has)")

@@ -39,13 +39,12 @@ def refusal(
         qcomm_codecs_registry: codecs of quantized communication.
         module_order: `sharded_module_order_overwrite`.
     """
-    problems = list(_problems(tables, plan, env, fused_params, qcomm_codecs_registry, module_order))
+    asked = _asked_for(env, fused_params, qcomm_codecs_registry, module_order)
+    problems = [*asked, *_in_plan(tables, plan)]
     return ValueError("; ".join(problems)) if problems else None
 
 
-def _problems(
-    tables: Iterable[str],
-    plan: Mapping[str, ParameterSharding],
+def _asked_for(
     env: ShardingEnv,
     fused_params: Mapping[str, Any] | None,
     qcomm_codecs_registry: Mapping[str, QuantizedCommCodecs] | None,
@@ -70,6 +69,9 @@ def _problems(
         )
     if module_order:
         yield f"sharded_module_order_overwrite {module_order} is not supported: leave it out"
+
+
+def _in_plan(tables: Iterable[str], plan: Mapping[str, ParameterSharding]) -> Iterator[str]:
     for table in tables:
         if table not in plan:
             yield f"table {table!r} is not in the plan: plan all tables of the module"
