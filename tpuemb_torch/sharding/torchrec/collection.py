@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -129,6 +130,10 @@ class ShardedTPUEmbeddingBagCollection(CountsInput, ShardedEmbeddingBagCollectio
             move([Piece.of(s) for s in module.stored()], [Piece.of(s) for s in self.stored()], None)
 
     def _watch_weights(self, module: TPUEmbeddingBagCollection) -> None:
+        # DistributedDataParallel takes it for imported where weights are marked as fused: it would fail before its
+        # refusal.  Here, since it takes a third of a second.
+        import_module("torch.distributed.optim")
+
         self._outside_uses = {table.name: OutsideUse(table) for table in module.config.tables}
         for table in module.config.tables:
             bag = self.embedding_bags[module.bag_names[table.name]]
